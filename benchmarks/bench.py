@@ -415,6 +415,8 @@ def enrolment(megabytes: float = 600.0) -> bool:
             "site join --manual bench",
         ):
             subprocess.run([command, *asked.split()], cwd=folder, check=True, capture_output=True)
+        text = (folder / "study.toml").read_text()
+        (folder / "study.toml").write_text(text.replace("\n# n_rounds = ", "\nn_rounds = "))  # sites need it
         begun = subprocess.Popen([command, "site", "accept", "study.toml", "--site", "site.toml"], cwd=folder,
                                  stdout=subprocess.DEVNULL)  # fmt: skip
         _, status, used = os.wait4(begun.pid, 0)

@@ -1,17 +1,18 @@
 """All private ADMM methods on Adult at equal exact total ε, and decentralised ADMM on several graphs.
 
-    NUMBA_NUM_THREADS=1 python benchmarks/private_admm.py run     # about an hour; run again to continue
-    python benchmarks/private_admm.py report                      # tables, claims and figures of the runs so far
+    NUMBA_NUM_THREADS=1 python benchmarks/private_admm.py run   # about 20 minutes of a free core; run again to continue
+    python benchmarks/private_admm.py report   # tables and figures of the splits that are complete
 
 ``run`` appends one line per run to ``runs/private_admm/results.jsonl`` and skips the runs that are there. ``report``
-prints the Markdown of ``RESULTS.md`` and writes the figures. Splits come first, so an interrupted comparison has all
-methods on the same splits.
+writes the tables into ``RESULTS.md`` and the page on private ADMM, and the figures. Splits come first, so an
+interrupted comparison has all methods on the same splits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from dpadmm.figures.style import GREY, kinds, new_figure, save_figure, steps
 from dpadmm.matrices.arrays import Floats
 
 RESULTS = Path("runs/private_admm/results.jsonl")
+PAGES = (Path("benchmarks/RESULTS.md"), Path("docs/explanation/private-admm.md"))
 FIGURES = Path("docs/explanation/private-admm-figures")
 EPSILONS = (0.277, 0.634, 1.02)
 DELTA, N_AGENTS, N_ROUNDS, N_SPLITS, ALPHA = 1e-3, 100, 50, 10, 1e-6
@@ -57,7 +59,7 @@ AT_PAPER_ROUNDS = {
     f"{name}, {PAPER_ROUNDS} rounds": {**METHODS[name], "n_rounds": PAPER_ROUNDS} for name in (*FAST, *SLOW)
 }
 """The same with the paper's number of rounds: fast methods on all splits, slow ones on the first few."""
-FEW_SPLITS = 3
+FEW_SPLITS = 2
 GRAPHS = ("ring", "grid", "regular", "complete", "star")
 QUIET = 1e-6
 """Noise multiplier of runs without noise worth mentioning."""
@@ -76,13 +78,17 @@ class Claim:
     worse: str
 
 
+LONG = f", {PAPER_ROUNDS} rounds"
+MIN_SPLITS = 3
+"""Fewer splits decide nothing."""
 CLAIMS = (
     Claim("Huang et al.", "DP-ADMM is more accurate than PVP", "dp_admm", "admm_pvp"),
     Claim("Huang et al.", "DP-ADMM is more accurate than DVP", "dp_admm", "admm_dvp"),
-    Claim("Huang et al.", "the first, after 100 rounds", "dp_admm, 100 rounds", "admm_pvp, 100 rounds"),
-    Claim("Huang et al.", "the second, after 100 rounds", "dp_admm, 100 rounds", "admm_dvp, 100 rounds"),
+    Claim("Huang et al.", f"the same for PVP{LONG}", f"dp_admm{LONG}", f"admm_pvp{LONG}"),
+    Claim("Huang et al.", f"the same for DVP{LONG}", f"dp_admm{LONG}", f"admm_dvp{LONG}"),
+    Claim("Huang et al.", "DP-ADMM with 100 rounds is more accurate than PVP with 50", f"dp_admm{LONG}", "admm_pvp"),
     Claim("Zhang, Zhu 2017", "DVP outperforms PVP", "admm_dvp", "admm_pvp"),
-    Claim("Zhang, Zhu 2017", "the same, after 100 rounds", "admm_dvp, 100 rounds", "admm_pvp, 100 rounds"),
+    Claim("Zhang, Zhu 2017", f"the same{LONG}", f"admm_dvp{LONG}", f"admm_pvp{LONG}"),
     Claim("Zhang, Khalili, Liu 2018", "a growing penalty is more accurate than DVP", "admm_penalty", "admm_dvp"),
     Claim("Zhang, Khalili, Liu 2018", "recycling is more accurate than DVP", "admm_recycled", "admm_dvp"),
     Claim("stochastic ADMM", "samples are more accurate than all rows", "admm_minibatch", "dp_admm"),
@@ -99,22 +105,26 @@ CLAIMS = (
 
 
 def jobs() -> Iterator[dict[str, Any]]:
-    """Yield the runs in order."""
+    """Yield the runs in order: those of few splits after the first of all splits."""
     for split in range(1, N_SPLITS + 1):
         for epsilon in EPSILONS:
             for entry in (*METHODS, *(f"{name}, {PAPER_ROUNDS} rounds" for name in FAST)):
                 yield {"experiment": "methods", "entry": entry, "epsilon": epsilon, "split": split}
         yield {"experiment": "methods", "entry": "centralized", "epsilon": None, "split": split}
-        if split == 1:
-            for graph in GRAPHS:
-                yield {"experiment": "graphs", "entry": graph, "epsilon": None, "split": split}
+        if split == FEW_SPLITS + 2:
+            yield from few()
+
+
+def few() -> Iterator[dict[str, Any]]:
+    """Yield the runs of few splits."""
     for split in range(1, FEW_SPLITS + 1):
+        for graph in GRAPHS:
+            for epsilon in (None, EPSILONS[-1]) if split == 1 else EPSILONS[-1:]:
+                yield {"experiment": "graphs", "entry": graph, "epsilon": epsilon, "split": split}
         for epsilon in EPSILONS:
             for name in SLOW:
                 entry = f"{name}, {PAPER_ROUNDS} rounds"
                 yield {"experiment": "methods", "entry": entry, "epsilon": epsilon, "split": split}
-        for graph in GRAPHS:
-            yield {"experiment": "graphs", "entry": graph, "epsilon": EPSILONS[-1], "split": split}
 
 
 def run_one(job: dict[str, Any], data: Dataset) -> dict[str, Any]:
@@ -181,16 +191,27 @@ def run_all() -> None:
 
 
 def report() -> None:
-    """Print the Markdown of ``RESULTS.md`` and write the figures."""
+    """Write the tables into the pages, and the figures."""
     results = read_results()
     methods = [each for each in results if each["experiment"] == "methods"]
     graphs = [each for each in results if each["experiment"] == "graphs"]
     splits = complete_splits(methods)
-    print(f"Splits with all methods: {len(splits)}.\n")
     methods = [each for each in methods if each["split"] in splits]
-    print(methods_table(methods))
-    print(claims_table(methods))
-    print(graphs_table(graphs))
+    few_splits = len({each["split"] for each in methods if each["entry"] in (f"{SLOW[0]}, {PAPER_ROUNDS} rounds",)})
+    tables = {
+        "splits": f"Splits: {len(splits)}; {few_splits} for PVP and DVP with {PAPER_ROUNDS} rounds. "
+        f"{len({each['split'] for each in graphs})} for graphs with noise.\n",
+        "methods": methods_table(methods),
+        "claims": claims_table(methods),
+        "graphs": graphs_table(graphs),
+    }
+    for page in PAGES:
+        text = page.read_text()
+        for name, table in tables.items():
+            text = re.sub(
+                rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}\n{t}\n{m[2]}", text, flags=re.S
+            )
+        page.write_text(text)
     FIGURES.mkdir(parents=True, exist_ok=True)
     save_figure(methods_figure(methods), FIGURES / "methods", kinds=("png",))
     save_figure(graphs_figure(graphs), FIGURES / "graphs", kinds=("png",))
@@ -218,16 +239,16 @@ def title(entry: str) -> str:
 
 def best_admm(lines: list[dict[str, Any]], epsilon: float) -> str:
     """Return the ADMM method with the smallest mean error at ε."""
-    names = [entry for entry in METHODS if "admm" in entry]
+    names = [*(entry for entry in METHODS if "admm" in entry), *(f"{name}{LONG}" for name in FAST if "admm" in name)]
     return min(names, key=lambda entry: float(errors(lines, entry, epsilon).mean()))
 
 
 def paired(lines: list[dict[str, Any]], one: str, other: str, epsilon: float) -> Floats:
     """Return the differences of two entries' errors on the splits that both have."""
-    own = [
-        {e["split"]: e["test_error"] for e in lines if (e["entry"], e["epsilon"]) == (name, epsilon)}
-        for name in (one, other)
-    ]
+    own = []
+    for name in (one, other):
+        runs = [each for each in lines if (each["entry"], each["epsilon"]) == (name, epsilon)]
+        own.append({each["split"]: each["test_error"] for each in runs})
     return 100.0 * np.array([own[0][split] - own[1][split] for split in sorted(own[0].keys() & own[1].keys())])
 
 
@@ -255,13 +276,13 @@ def claims_table(lines: list[dict[str, Any]]) -> str:
         for epsilon in EPSILONS:
             worse = best_admm(lines, epsilon) if claim.worse == "best ADMM" else claim.worse
             gain = paired(lines, worse, claim.better, epsilon)
-            error = gain.std(ddof=1) / np.sqrt(len(gain))
+            error = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else np.inf
             cells.append(f"{gain.mean():+.2f} ± {error:.2f}")
             holds.append(1 if gain.mean() >= 2.0 * error else -1 if gain.mean() <= -2.0 * error else 0)
         where = ", ".join(f"{epsilon:g}" for epsilon, each in zip(EPSILONS, holds, strict=True) if each == 1)
-        verdict = (
-            "yes" if min(holds) == 1 else "no, the opposite" if max(holds) == -1 else f"at {where}" if where else "no"
-        )
+        partly = f"at {where}" if where else "no"
+        verdict = "yes" if min(holds) == 1 else "no, the opposite" if max(holds) == -1 else partly
+        verdict = verdict if len(gain) >= MIN_SPLITS else "too few splits"
         rows.append([claim.source, claim.statement, *cells, verdict])
     return markdown(rows)
 
@@ -294,16 +315,16 @@ def markdown(rows: list[list[str]]) -> str:
 
 def methods_figure(lines: list[dict[str, Any]]) -> Figure:
     """Draw the mean error of every method at every ε, best first."""
-    order = sorted(METHODS, key=lambda entry: float(np.mean([errors(lines, entry, e).mean() for e in EPSILONS])))
-    drawing = new_figure(6.4, 4.4)
+    names = [*METHODS, *(f"{name}, {PAPER_ROUNDS} rounds" for name in FAST)]
+    order = sorted(names, key=lambda entry: float(np.mean([errors(lines, entry, e).mean() for e in EPSILONS])))
+    drawing = new_figure(6.4, 5.4)
     axes = drawing.subplots()
-    looks = steps(len(EPSILONS))
-    for look, epsilon in zip(looks, EPSILONS, strict=True):
+    for k, (look, epsilon) in enumerate(zip(steps(len(EPSILONS)), EPSILONS, strict=True)):
         cells = [errors(lines, entry, epsilon) for entry in order]
-        means, spreads = [each.mean() for each in cells], [each.std(ddof=1) for each in cells]
         axes.errorbar(
-            means, range(len(order)), xerr=spreads, color=look.color, marker=look.marker, linestyle="none",
-            markersize=5, linewidth=1.0, label=f"ε = {epsilon:g}",
+            [each.mean() for each in cells], np.arange(len(order)) + 0.22 * (k - 1),
+            xerr=[each.std(ddof=1) for each in cells], color=look.color, marker=look.marker, linestyle="none",
+            markersize=4, linewidth=0.9, label=f"ε = {epsilon:g}",
         )  # fmt: skip
     optimum = float(errors(lines, "centralized", None).mean())
     axes.axvline(optimum, color=GREY, linestyle=":", label="optimum, no privacy")
@@ -312,7 +333,7 @@ def methods_figure(lines: list[dict[str, Any]]) -> Figure:
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set(xlabel="test error of the global model, %")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     return drawing
 
 

@@ -1,4 +1,4 @@
-"""A budget that fits share: exact, never exceeded, and one in every copy and thread."""
+"""A budget shared by fits: exact, never exceeded, and the same in every copy and thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_charges_compose_exactly() -> None:
     assert len(accountant) == 2
 
 
-def test_the_whole_budget_can_be_spent_at_once_and_then_nothing() -> None:
+def test_the_whole_budget_can_be_spent_in_one_fit() -> None:
     accountant = BudgetAccountant(1.0, DELTA)
     accountant.charge(1.0, DELTA)
     assert accountant.left == (0.0, DELTA)
@@ -142,7 +142,7 @@ def test_copies_are_the_accountant_itself() -> None:
     assert copy.deepcopy({"a": [accountant]})["a"][0] is accountant
 
 
-def test_out_of_a_pickle_it_still_tells_but_counts_no_more() -> None:
+def test_an_unpickled_accountant_shows_its_budget_and_cannot_be_charged() -> None:
     accountant = BudgetAccountant(2.0, DELTA)
     accountant.charge(1.0, DELTA)
     sent = pickle.loads(pickle.dumps(accountant))
@@ -172,7 +172,7 @@ def test_a_forked_child_is_refused() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_budget_that_is_none_is_refused() -> None:
+def test_an_invalid_budget_is_refused() -> None:
     for epsilon, delta in [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)]:
         with case(epsilon, delta):
             with pytest.raises(StudyError):
@@ -181,7 +181,7 @@ def test_a_budget_that_is_none_is_refused() -> None:
                 BudgetAccountant(1.0, 1e-5).charge(epsilon, delta)
 
 
-def test_it_is_readable_and_never_false() -> None:
+def test_it_has_a_readable_repr_and_is_true() -> None:
     accountant = BudgetAccountant(2.0, DELTA)
     assert bool(accountant)  # though it has no fits
     assert repr(accountant) == "BudgetAccountant(epsilon=2, delta=1e-05: 0 fits spent epsilon 0, left 2)"

@@ -1,4 +1,4 @@
-"""Calibration: formulas, safety to the last bit, tightness, bad input."""
+"""Calibration: formulas, safety to the last bit, tightness, invalid input."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_large_delta_is_safe_and_tight_too():
             assert exact_epsilon(mu, delta) <= epsilon < exact_epsilon(mu * (1 + 1e-9), delta)
 
 
-def test_narrow_numbers_are_not_computed_with():
+def test_single_precision_input_is_converted():
     """Neither single precision nor the half precision that NumPy takes for the root of a small integer."""
     some, few = np.array([0.3, 3.0], np.float32), np.array([1e-3, 1e-7], np.float32)
     wide, long = some.astype(float), few.astype(float)
@@ -111,7 +111,7 @@ def test_every_agent_may_differ():
     assert isinstance(total_noise_multiplier(1.0, 1e-5, 10), float)
 
 
-def test_paper_calibration_refuses_large_epsilon_and_names_the_way_out():
+def test_paper_calibration_refuses_large_epsilon_with_a_hint():
     with pytest.raises(StudyError) as refusal:
         paper_noise_multiplier(1.5, 1e-3)
     text = str(refusal.value)
@@ -123,7 +123,7 @@ def test_paper_calibration_refuses_large_epsilon_and_names_the_way_out():
     assert exact_round_noise_multiplier(1.5, 1e-3) > 0.0
 
 
-def test_bad_epsilon():
+def test_invalid_epsilon():
     for (call, name), epsilon in product(
         [
             (lambda e: paper_noise_multiplier(e, 0.1), "round_epsilon"),
@@ -140,7 +140,7 @@ def test_bad_epsilon():
             call(epsilon)
 
 
-def test_bad_delta():
+def test_invalid_delta():
     for call, delta in product(
         [
             lambda d: paper_noise_multiplier(0.5, d),
@@ -158,7 +158,7 @@ def test_bad_delta():
             call(delta)
 
 
-def test_other_bad_input():
+def test_other_invalid_input():
     with pytest.raises(StudyError, match=r"^n_releases must be a whole number of at least 1, not 0$"):
         total_noise_multiplier(1.0, 0.1, 0)
     with pytest.raises(StudyError, match=r"^noise_multiplier must be a finite number of at least 0, not -1\.0$"):

@@ -1,4 +1,4 @@
-"""Totals of every kind of release: limits, order, and what is refused."""
+"""Totals of every kind of release: limits, monotonicity, invalid input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_OF_EACH: list[AnyRelease] = [
 ]
 
 
-def test_nothing_costs_nothing_and_more_costs_more() -> None:
+def test_no_release_costs_nothing_and_more_releases_cost_more() -> None:
     for release in ONE_OF_EACH:
         with case(release):
             assert total_epsilon(release, 0, 1e-5) == 0.0
@@ -48,16 +48,16 @@ def test_without_noise_there_is_no_privacy() -> None:
             assert total_epsilon(release, 0, 1e-3) == 0.0
 
 
-def test_a_minimiser_off_its_place_without_covering_noise_is_not_private() -> None:
+def test_an_inexact_minimiser_needs_noise_for_its_tolerance() -> None:
     assert total_epsilon(ObjectiveRelease(5.0, 0.1, 0.0), 1, 1e-3) == math.inf
 
 
-def test_plain_releases_are_exact() -> None:
+def test_gaussian_releases_are_exact() -> None:
     assert total_epsilon(Release(20.0), 100, 1e-5) == exact_epsilon(0.5, 1e-5)
     assert total_epsilon(Release(20.0, count=25), 4, 1e-5) == exact_epsilon(0.5, 1e-5)
 
 
-def test_a_sample_costs_less_than_all_rows_and_all_rows_cost_what_they_cost() -> None:
+def test_sampling_reduces_the_cost_and_sampling_all_rows_does_not() -> None:
     totals = [total_epsilon(SampledRelease(5.0, q), 50, 1e-5) for q in (0.01, 0.1, 0.5, 0.9, 1.0)]
     assert totals == sorted(totals)
     assert totals[0] < totals[4] / 20
@@ -69,7 +69,7 @@ def test_a_delta_below_the_convolutions_precision_falls_back_to_all_rows() -> No
 
 
 def test_the_convolutions_error_grows_with_the_rounds() -> None:
-    """After 10⁶ rounds it was seen at 7e-11, more than such a δ."""
+    """After 10⁶ rounds the error was 7e-11, which exceeds such a δ."""
     z, q, t, delta = 100.0, 0.1, 10**6, 2.1e-11
     assert total_epsilon(SampledRelease(z, q), t, delta) == total_epsilon(Release(z), t, delta)
     assert total_epsilon(SampledRelease(z, q), 10, delta) < total_epsilon(Release(z), 10, delta)
@@ -108,7 +108,7 @@ def test_conversion_from_renyi_of_a_gaussian_is_close_to_exact_and_above() -> No
         assert converted < 1.5 * exact
 
 
-def test_the_accountants_have_names() -> None:
+def test_accountants_are_named() -> None:
     assert [accountant_of(release) for release in ONE_OF_EACH] == [
         "exact Gaussian composition",
         "privacy loss distribution (PLD)",
@@ -163,6 +163,6 @@ def test_every_kind_of_release_is_in_these_tests() -> None:
     assert total_epsilon(UnpricedRelease("mine"), 0, 0.5) == 0.0
 
 
-def test_a_release_is_one_gradient_unless_it_says_otherwise() -> None:
+def test_a_release_is_one_gradient_by_default() -> None:
     assert Release(2.0) == Release(2.0, 1, "gradient")
     assert ObjectiveRelease(2.0, 0.1) == ObjectiveRelease(2.0, 0.1, math.inf)

@@ -1,4 +1,4 @@
-"""The accountant: the design's reference table, properties, edges, bad input."""
+"""The Gaussian accountant: reference table, properties, extremes, invalid input."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def test_arrays_equal_single_calls():
     assert isinstance(exact_epsilon(1.0, 1e-3), float)
 
 
-def test_single_precision_is_not_computed_with():
-    """Rounding to seven digits would move ε, and not only upwards."""
+def test_single_precision_numbers_are_converted():
+    """Rounding to seven digits could decrease ε."""
     some, few = np.array([0.3, 3.0], np.float32), np.array([1e-3, 1e-7], np.float32)
     wide, long = some.astype(float), few.astype(float)
     np.testing.assert_array_equal(exact_epsilon(some, long), exact_epsilon(wide, long))
@@ -212,7 +212,7 @@ def test_group_privacy():
         group_mu(0.25, 0)
 
 
-def test_bad_delta():
+def test_invalid_delta():
     for call, delta in product(
         [
             lambda d: exact_epsilon(1.0, d),
@@ -230,7 +230,7 @@ def test_bad_delta():
             call(delta)
 
 
-def test_bad_noise_multiplier():
+def test_invalid_noise_multiplier():
     for call, z in product(
         [Release, lambda z: paper_epsilon(z, 1, 0.1), lambda z: affordable_rounds(z, 1.0, 0.1)],
         [-1.0, math.nan, math.inf],
@@ -242,7 +242,7 @@ def test_bad_noise_multiplier():
             call(z)
 
 
-def test_bad_input():
+def test_invalid_input():
     for call, message in [
         (lambda: Release(1.0, -1), "count must be a whole number of at least 0, not -1"),
         (lambda: Release(1.0, 1.5), "count must be a whole number of at least 0, not 1.5"),
@@ -264,6 +264,6 @@ def test_bad_input():
             call()
 
 
-def test_the_slow_import_waits_until_it_is_needed():
+def test_dp_accounting_is_imported_on_first_use():
     code = "import sys, dpadmm.accounting.gaussian; sys.exit('dp_accounting' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -59,7 +59,7 @@ def test_a_plan_is_stored_by_runs_of_equal_rounds() -> None:
     assert ReleasePlan.constant(Release(5.0), 0) == ReleasePlan.of([])
 
 
-def test_the_noise_is_said_once_for_rounds_that_are_alike() -> None:
+def test_equal_noise_is_described_once() -> None:
     five, twenty = Release(5.0), Release(20.0, statistic="moments")
     assert ReleasePlan.of([five, five]).describe_noise() == "5.0000"
     assert ReleasePlan.of([five, five, twenty, twenty, five]).describe_noise() == (
@@ -92,7 +92,7 @@ def test_kinds_that_are_mixed_share_delta() -> None:
     assert tally_epsilon(((pure, 3),), 1e-5) == total_epsilon(pure, 3, 1e-5)
 
 
-def test_a_release_without_a_price_has_no_epsilon() -> None:
+def test_a_release_of_unknown_cost_has_no_epsilon() -> None:
     assert tally_epsilon(((Release(20.0), 5), (UnpricedRelease("Mine"), 1)), 1e-5) == math.inf
     assert tally_epsilon(((Release(20.0), 5), (UnpricedRelease("Mine"), 0)), 1e-5) < math.inf
 
@@ -162,7 +162,7 @@ def test_a_method_that_releases_in_every_second_round_is_charged_for_those() -> 
 
 
 class Correlated(Noise):
-    """The same noise in every round: nobody may account for it as independent."""
+    """The same noise in every round, which must not be accounted as independent."""
 
     kind = "simulated"
 
@@ -178,7 +178,7 @@ class Correlated(Noise):
         return with_normals(asked, self, asked.rows.n_rows)  # type: ignore[arg-type, attr-defined]
 
 
-def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
+def test_noise_of_unknown_cost_leaves_a_run_without_epsilon() -> None:
     from dpadmm.engine.noise import SimulatedNoise
     from dpadmm.studies.settings import Settings
     from dpadmm.training.preparation import as_dataset, prepare
@@ -196,8 +196,8 @@ def test_noise_that_states_no_price_leaves_a_run_without_epsilon() -> None:
     assert report.to_dict()["guarantee"] == "None: the noise source has no known privacy cost."
 
 
-def test_what_a_round_releases_is_what_is_charged_for_it() -> None:
-    """A method that changes what it releases cannot forget to change its plan: there is one source for both."""
+def test_every_round_is_charged_for_its_release() -> None:
+    """The plan follows from the releases of a method, so both always agree."""
     from dpadmm import simulate
     from dpadmm.methods import DpAdmm, DpSgd
 

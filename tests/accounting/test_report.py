@@ -1,4 +1,4 @@
-"""Privacy reports: the privacy loss per agent and of the worst agent, the JSON form, and what cannot be a file."""
+"""Privacy reports: the loss of every agent and of the worst one, JSON, and reports that cannot be files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(z: list[float], done: list[int], planned: list[int] | None = None, **
 
 
 def equal_rounds(*releases: object, charge_planned: bool = False) -> PrivacyReport:
-    """Agents that released 7 of 10 planned rounds."""
+    """Return agents that released 7 of 10 planned rounds."""
     n = len(releases)
     return constant_report(releases, [7] * n, [10] * n, 1e-5, "dp_admm", charge_planned=charge_planned)  # type: ignore[arg-type]
 
@@ -167,7 +167,7 @@ def test_agents_with_different_mechanisms() -> None:
 
 
 @pytest.mark.parametrize("charge_planned", [True, False])
-def test_a_run_that_its_result_ended_is_charged_in_full(charge_planned: bool) -> None:
+def test_a_run_that_stops_by_its_result_is_charged_in_full(charge_planned: bool) -> None:
     made = equal_rounds(Release(5.0), charge_planned=charge_planned)
     (release,) = made.to_dict()["agents"][0]["releases"]
     assert (release["charged"], release["released"], release["planned"]) == (10 if charge_planned else 7, 7, 10)
@@ -253,8 +253,8 @@ def test_bytes_are_canonical() -> None:
         canonical({"x": math.nan})
 
 
-def test_a_change_of_words_is_a_change_of_format() -> None:
-    """Files must verify for years: a new wording needs a new format version."""
+def test_a_change_of_texts_requires_a_new_format() -> None:
+    """Files must be verifiable for years, so new texts need a new format version."""
     words = []
     for made in (study_report(), study_report(min_honest_sites=2), equal_rounds(Release(5.0))):
         document = made.to_dict()

@@ -1,4 +1,4 @@
-"""The best of a secret number of runs: the bound against dp_accounting, and against what the best of K really tells."""
+"""Private selection: the bound, compared with dp_accounting and with the exact loss of the best of K runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def renyi(one: Floats, other: Floats) -> Floats:
 
 @pytest.mark.parametrize("runs", [1, 3, 10])
 def test_with_pure_runs_the_bound_holds_and_none_of_its_terms_can_be_left_out(runs: int) -> None:
-    """A rare outcome just below others that the neighbour reaches more often: it gains by both."""
+    """A rare outcome just below outcomes that are more likely for the neighbour."""
     odds, rare = math.exp(0.5), 1e-6
     missed = np.zeros(3, bool)
     for share in (0.01, 0.1, 0.3):
@@ -73,7 +73,7 @@ def test_with_pure_runs_the_bound_holds_and_none_of_its_terms_can_be_left_out(ru
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
 def test_gaussian_runs_with_the_worst_scores_stay_within_the_total_and_come_near_it(epsilon: float) -> None:
-    """What favours the neighbour has the highest scores, what tells most against it the next."""
+    """Outcomes that favour the neighbour have the highest scores, then those against it."""
     runs = 5
     mu = run_mu(epsilon, DELTA, runs)
     edges = np.linspace(-9.0, 9.0, 200_001)
@@ -107,7 +107,7 @@ def test_a_run_is_calibrated_to_the_total_and_never_above(epsilon: float) -> Non
 
 @pytest.mark.parametrize("runs", [1, 5, 40])
 def test_the_number_of_runs_has_its_law_and_mean(runs: int) -> None:
-    """Its quantiles at 1,000 chances in equal steps."""
+    """Return its quantiles at 1,000 equally spaced probabilities."""
     steps = 1000
     none = math.exp(-runs)
     drawn = [draw_runs(runs, lambda n, i=i: n * (2 * i + 1) // (2 * steps)) for i in range(steps)]  # type: ignore[misc]
@@ -117,7 +117,7 @@ def test_the_number_of_runs_has_its_law_and_mean(runs: int) -> None:
     assert min(drawn) >= 1
 
 
-def test_numbers_that_cannot_be_are_refused() -> None:
+def test_invalid_numbers_are_refused() -> None:
     for wrong in (0, -1, 2.5, 101, math.nan):
         with pytest.raises(StudyError, match="runs must be"):
             selection_epsilon(0.1, wrong, DELTA)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The sensitivity is a true bound of neighbouring mean gradients, and attained: without the 2 this fails."""
+"""The sensitivity bounds the difference of neighbouring mean gradients, and is attained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_brute_force_over_replaced_rows_stays_below_and_attains():
 
 @pytest.mark.parametrize("loss", [Logistic(), Hinge()])
 def test_real_losses_attain_it(loss):
-    """The audit's worst pair: y·x = c1(±cos θ, sin θ) at a far away point."""
+    """The worst pair of the audit: y·x = c1(±cos θ, sin θ) at a distant point."""
     angle, weights, n_rows = 0.05, np.array([0.0, -400.0]), 20
     pair = [np.array([sign * np.cos(angle), np.sin(angle)]) for sign in (1.0, -1.0)]
     gradients = [slopes(loss, np.ones(1), np.array([[row @ weights]]))[0, 0] * row for row in pair]
@@ -55,13 +55,13 @@ def test_arrays_give_one_value_per_agent():
     assert isinstance(mean_sensitivity(1.0, 2), float)
 
 
-def test_bad_lipschitz():
+def test_invalid_lipschitz():
     for lipschitz in [0.0, -1.0, np.nan, np.inf]:
         with case(lipschitz), pytest.raises(StudyError, match=r"lipschitz must be a positive number, not"):
             mean_sensitivity(lipschitz, 10)
 
 
-def test_bad_rows():
+def test_invalid_rows():
     for n_rows in [0, -1, 2.5, np.nan]:
         with (
             case(n_rows),
@@ -70,7 +70,7 @@ def test_bad_rows():
             mean_sensitivity(1.0, n_rows)
 
 
-def test_the_wrong_agent_is_the_one_named():
+def test_the_invalid_value_is_named():
     with pytest.raises(StudyError, match="not -7"):
         mean_sensitivity(1.0, np.array([3, -7]))
 
@@ -101,8 +101,8 @@ def test_minimisers_of_neighbours_are_within_the_sensitivity(n_rows):
         assert moved <= minimizer_sensitivity(1.0, n_rows, q)
 
 
-def test_opposite_rows_and_a_careless_solver_attain_the_sensitivity():
-    """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers as far off as the tolerance allows."""
+def test_opposite_rows_and_an_inexact_solver_attain_the_sensitivity():
+    """Rows ``(±cos θ, sin θ)`` far on the wrong side, and answers with the maximum error of the tolerance."""
     for n_rows, tolerance in product([1, 5], [0.0, 0.05]):
         with case(n_rows, tolerance):
             q, center = 0.7, np.array([0.0, -400.0])
@@ -125,7 +125,7 @@ def test_a_solvers_tolerance_counts_twice():
     np.testing.assert_allclose(by_agent, [0.2, 0.15])
 
 
-def test_nonsense_about_the_minimiser_is_refused():
+def test_invalid_arguments_of_the_minimiser_are_refused():
     for convexity, tolerance in [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (1.0, np.nan)]:
         with (
             case(convexity, tolerance),
@@ -134,8 +134,8 @@ def test_nonsense_about_the_minimiser_is_refused():
             minimizer_sensitivity(1.0, 10, convexity, tolerance)
 
 
-def test_single_precision_is_not_kept():
-    """Rounded to 24 bits, the noise could be smaller than the sensitivity asks for."""
+def test_single_precision_sizes_are_converted():
+    """Rounded to 24 bits, the noise could be too small for the sensitivity."""
     rows = np.float32([3, 3])
     assert mean_sensitivity(np.float32([1.0, 0.1]), rows).dtype == np.float64
 

@@ -1,4 +1,4 @@
-"""Untrusted privacy reports: every wrong value is found, and any other file is refused."""
+"""Untrusted privacy reports: every wrong value is found, and other files are refused."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ CHECKED = [path for path in leaves(DOCUMENT) if not NOT_CHECKABLE & set(path)]
 FIGURES = [path for path in CHECKED if any("epsilon" in str(key) for key in path)]
 
 
-def test_the_list_of_figures_is_whole():
+def test_the_list_of_values_is_complete():
     # two groups and the worst: epsilon, planned, paper's, of δ, of rows, person, collusion; and ε of a round
     assert len(FIGURES) == 3 * (1 + 1 + 1 + 5 + 3 + 1 + 1) + 1
 
 
-def test_every_false_value_is_found(tmp_path_factory: pytest.TempPathFactory):
+def test_every_wrong_value_is_found(tmp_path_factory: pytest.TempPathFactory):
     for path in CHECKED:
         with case(path):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -102,7 +102,7 @@ def test_every_false_value_is_found(tmp_path_factory: pytest.TempPathFactory):
                     read_privacy_report(written(tmp_path, changed(path, value)))
 
 
-def test_a_figure_that_is_too_small_is_named_with_the_true_one(tmp_path_factory: pytest.TempPathFactory):
+def test_a_value_that_is_too_small_is_named_with_the_correct_one(tmp_path_factory: pytest.TempPathFactory):
     for path in [path for path in FIGURES if at(path)]:
         with case(path):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -114,7 +114,7 @@ def test_a_figure_that_is_too_small_is_named_with_the_true_one(tmp_path_factory:
                 read_privacy_report(written(tmp_path, changed(path, at(path) * 1.1)))
 
 
-def test_what_no_calculation_can_check(tmp_path_factory: pytest.TempPathFactory):
+def test_values_that_cannot_be_recomputed(tmp_path_factory: pytest.TempPathFactory):
     for path in [path for path in leaves(DOCUMENT) if NOT_CHECKABLE & set(path)]:
         with case(path):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -168,7 +168,7 @@ BAD_FILES = {
 }
 
 
-def test_bad_files(tmp_path_factory: pytest.TempPathFactory):
+def test_invalid_files(tmp_path_factory: pytest.TempPathFactory):
     for name, (raw, words) in BAD_FILES.items():
         with case(name):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -179,7 +179,7 @@ def test_bad_files(tmp_path_factory: pytest.TempPathFactory):
             assert str(error.value).isprintable()
 
 
-def test_files_that_are_not_there_or_have_no_end(tmp_path):
+def test_missing_and_endless_files(tmp_path):
     with pytest.raises(StudyError, match="no such file"):
         read_privacy_report(tmp_path / "nothing.json")
     with pytest.raises(StudyError, match="cannot be read"):
@@ -201,8 +201,8 @@ anything = st.recursive(
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_mutated_files_are_right_or_refused(tmp_path, data):
-    """Some part is replaced by anything, or some bytes by others: what still passes has the same figures."""
+def test_mutated_files_are_correct_or_refused(tmp_path, data):
+    """Files with a replaced value or changed bytes are refused, unless all values are the same."""
     if data.draw(st.booleans()):
         paths = list(leaves(DOCUMENT))
         path = data.draw(st.sampled_from(paths))
@@ -246,7 +246,7 @@ def test_pld_contradicts_other_numbers():
             assert not agree(0.1, math.inf, 0.5)
 
 
-def test_pld_where_it_cannot_say():
+def test_pld_beyond_its_range():
     assert pld_epsilons(26.0, 3, [1e-5]) == [None]
     assert pld_epsilons(1.0, 3, [1e-13]) == [None]
     assert pld_epsilons(0.0, 0, [1e-5, 1e-13]) == [0.0, 0.0]
@@ -274,7 +274,7 @@ def test_a_person_with_many_rows_is_checked_too(tmp_path):
     assert checks[0][-1].stated == pytest.approx(exact_epsilon(0.35, 2e-5), rel=1e-9)
 
 
-def test_a_disagreement_confirms_nothing(tmp_path, monkeypatch):
+def test_a_disagreement_of_the_methods_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("dpadmm.accounting.verification.exact_epsilon", lambda mu, delta: 0.1)
     with pytest.raises(StudyError, match="one of the two is wrong"):
         verify_report(written(tmp_path, RIGHT))

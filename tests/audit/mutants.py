@@ -1,4 +1,4 @@
-"""Bugs that a private agent or its ledger might have, each put into the code that ships.
+"""Bugs of a private agent or its ledger, each put into the shipped code.
 
 ``mutant(monkeypatch)`` puts one in; ``MUTANTS`` says which gates of the audit must turn red, in which games. To see it:
 ``python tests/audit/mutants.py``.
@@ -97,7 +97,7 @@ def gradient_at_clean_primal(patch: Patch) -> None:
 
 
 def noise_on_the_wire_only(patch: Patch) -> None:
-    """What is sent has noise; what the agent goes on with has none."""
+    """The upload has noise, but the state of the agent has none."""
     _keep_clean(patch, noise_in_state=False)
 
 
@@ -106,13 +106,13 @@ def clipping_off(patch: Patch) -> None:
 
 
 def one_row_too_many(patch: Patch) -> None:
-    """m in the mean is m + 1."""
+    """The mean is divided by m + 1."""
     sound = agent_module.as_mean
     patch.setattr(agent_module, "as_mean", lambda upload, grid: sound(upload, replace(grid, n_rows=grid.n_rows + 1)))
 
 
 def one_row_too_few(patch: Patch) -> None:
-    """m in the sum is m − 1."""
+    """The noise is that of m − 1 rows."""
     sound = CheckedRows.total
 
     def total(self: CheckedRows, *asked: Any) -> Integers:
@@ -136,7 +136,7 @@ def fresh_noise_on_retransmission(patch: Patch) -> None:
 
 
 def spend_after_send(patch: Patch) -> None:
-    """The record is written when the ledger is next used."""
+    """The record is written at the next use of the ledger."""
     spend, late = Ledger.spend, dict[int, Callable[[], None]]()
 
     def spend_later(self: Ledger, *arguments: Any, **named: Any) -> None:
@@ -185,17 +185,17 @@ def moments_sensitivity_halved(patch: Patch) -> None:
 
 
 def norm_before_shaping(patch: Patch) -> None:
-    """Shaped rows are clipped by the norms that they had before."""
+    """Preconditioned rows are clipped by their original norms."""
     patch.setattr(problem.Rows, "with_transformed_norms", lambda self, shape: self)
 
 
 def shape_kept(patch: Patch) -> None:
-    """Rows keep the norms of the shape that was asked for first."""
+    """Rows keep the norms of the first preconditioner."""
     patch.setattr("dpadmm.queries.preconditioner.Preconditioner.same", lambda self, other: True)
 
 
 def clip_after_the_sum(patch: Patch) -> None:
-    """The sum of m rows is shortened to m times what one row may be long."""
+    """The sum of m rows is clipped to m times the bound of a row."""
 
     def total(self: CheckedRows, what: Any, parameters: Floats, grid: exact_noise.Lattice) -> Integers:
         out = what.sums(self._rows, parameters[None], bound=1e100)[0]
@@ -214,7 +214,7 @@ def moments_at_the_gradients_price(patch: Patch) -> None:
 
 
 def first_round_with_later_noise(patch: Patch) -> None:
-    """At the price of the noise that was agreed."""
+    """The charge is that of the agreed noise."""
     sound = guard.with_noise
 
     def release(total: Integers, grid: Any, z: float, **more: Any) -> Any:
@@ -224,7 +224,7 @@ def first_round_with_later_noise(patch: Patch) -> None:
 
 
 def silent_labels_counted(patch: Patch) -> None:
-    """y² of rows of zeros is in the sum."""
+    """The sum includes y² of rows of zeros."""
     sound = Moments._sum
 
     def with_silent(self: Moments, features: Any, labels: Floats, bound: float, factors: Any = 1.0) -> Floats:
@@ -239,13 +239,13 @@ def silent_labels_counted(patch: Patch) -> None:
 
 
 def counts_at_full_length(patch: Patch) -> None:
-    """Gradient and Hessian have the norm 1 each, and √2 together."""
+    """Gradient and Hessian have norm 1 each, so √2 together."""
     patch.setattr(newton, "COUNT_SHARES", (1.0, 1.0))
     clipping_off(patch)
 
 
 def means_capped_too_late(patch: Patch) -> None:
-    """At a quarter more than what was agreed on; with far more, sums leave their range and are refused."""
+    """The bound is a quarter above the agreed one. With a much larger one, sums would be refused."""
     _rewritten(patch, "(cap / np.maximum(row_sums(planned * rates), cap))",
                "(1.25 * cap / np.maximum(row_sums(planned * rates), 1.25 * cap))")  # fmt: skip
 
@@ -255,13 +255,13 @@ def counts_not_clipped(patch: Patch) -> None:
 
 
 def intervals_capped_one_by_one(patch: Patch) -> None:
-    """A person with p intervals is p times as long."""
+    """The norm of a person with p intervals is p times as large."""
     _rewritten(patch, "(cap / np.maximum(row_sums(planned * rates), cap))[:, None]",
                "cap / np.maximum(planned * rates, cap)")  # fmt: skip
 
 
 def constant_of_silent_rows(patch: Patch) -> None:
-    """Rows of zeros have the constant all the same, and with it their count and exposure."""
+    """Rows of zeros keep the constant, so their count and exposure contribute."""
     _rewritten(patch, "rows[:, d:]", "np.full((len(rows), 1), 0.28)")
 
 
@@ -279,7 +279,7 @@ def _rewritten(patch: Patch, old: str, new: str) -> None:
 
 
 def shares_too_small(patch: Patch) -> None:
-    """σ/h in place of σ/√h."""
+    """The noise is σ/h instead of σ/√h."""
     sound = exact_noise.Lattice.noise_scale
     patch.setattr(exact_noise.Lattice, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
 
@@ -310,7 +310,7 @@ def masks_of_all_rounds_the_same(patch: Patch) -> None:
 
 
 def masks_of_all_studies_the_same(patch: Patch) -> None:
-    """And of all requests, which have the study's name in them."""
+    """The requests differ as well, because they contain the name of the study."""
     sound = Masks.for_round
 
     def over(self: Masks, round: int, request: str, members: bytes) -> Mask:
@@ -326,7 +326,7 @@ def sign_flipped(patch: Patch) -> None:
 
 
 def second_members_answered(patch: Patch) -> None:
-    """The same noisy sum under another mask."""
+    """The same noisy sum is sent with another mask."""
     sound, bare = Guard.mask, dict[tuple[int, str, int], Any]()
 
     def masked(self: Guard, study: str, round: int, request: str, members: bytes) -> Any:
@@ -349,7 +349,7 @@ def quorum_not_checked(patch: Patch) -> None:
 
 
 def shares_not_charged(patch: Patch) -> None:
-    """In the ledger a share costs as much as all of the noise."""
+    """The ledger charges a share as if it were the whole noise."""
     sound = Ledger.reserve
     patch.setattr(Ledger, "reserve", lambda self, *words, shares, **more: sound(self, *words, **more))
 
@@ -364,14 +364,14 @@ def _z_of_gradients() -> float:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, the gates that must turn red of it, and in which games."""
+    """A bug, and the gates that must fail, by game."""
 
     name: str
     inject: Callable[[Patch], None]
     red: tuple[str, ...]
     games: tuple[str, ...] = ("pgd", "dp_admm")
     trials: int = SHORT.trials
-    """Small changes need more of them."""
+    """Small changes need more trials."""
 
 
 ADMM, AUTO_ONLY, COALITION, ALONE = ("dp_admm",), ("pgd",), ("pgd_coalition",), ("pgd_alone",)
@@ -432,7 +432,7 @@ MUTANTS = (
 
 
 def red_gates(mutant: Mutant, game: str) -> set[str]:
-    """The gates that turn red with a bug, in an audit of a game's studies."""
+    """Return the gates that fail with a bug in an audit of a game."""
     with pytest.MonkeyPatch.context() as patch:
         mutant.inject(patch)
         audit = run_audit(replace(SHORT, games=(game,), trials=mutant.trials))
@@ -443,7 +443,7 @@ def red_gates(mutant: Mutant, game: str) -> set[str]:
 
 
 class _Now:
-    """Which request a guard is at, and the whole numbers without noise of all requests."""
+    """The current request of a guard, and the integers without noise of all requests."""
 
     guard: int = 0
     study: str = ""
@@ -488,7 +488,7 @@ def _clean(state: AdmmState) -> Floats:
 
 
 def _keep_clean(patch: Patch, *, noise_in_state: bool = True) -> None:
-    """Agents also know their model without this round's noise."""
+    """Agents also return their model without the noise of this round."""
     now, advanced = _watch(patch), Agent._advanced
 
     def both(self: Agent, state: Any, round: int, answer: Any, consensus: Floats) -> Any:

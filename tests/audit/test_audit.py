@@ -1,4 +1,4 @@
-"""The parts of an audit: what it knows for itself, what its limits prove, and how often it errs."""
+"""Parts of an audit: independent formulas, statistical limits, rates of error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ every_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 
 
 def asked(game: Game, role: int, round: int):
-    """The parameters that a role is to answer for, without having said anything before."""
+    """Return the parameters of a role's query before its first answer."""
     decoder = game.decoder()
     for k in range(round + 1):
         parameters, _ = decoder.decode(game.roles[role].sent[k], np.zeros((N_FEATURES, 1)))
@@ -56,7 +56,7 @@ def asked(game: Game, role: int, round: int):
 
 
 def test_every_statistic_of_the_closed_list_is_attacked():
-    """Whoever adds a statistic writes its formula down once more, and a game that asks for it."""
+    """A new query needs an independent formula and a game."""
     assert {name.split(" of ")[0] for name in FORMULAS} == QUERIES.keys()
     assert {id(round.formula) for game in GAMES.values() for round in game.rounds} == set(map(id, FORMULAS.values()))
     assert {name for game in GAMES.values() for name in game.statistics} == QUERIES.keys()
@@ -82,7 +82,7 @@ def test_grid_and_noise_are_those_of_the_guard(game):
 
 
 @every_game
-def test_a_study_costs_what_is_said(game):
+def test_a_study_has_the_stated_cost(game):
     plan = STUDIES[game.name].terms.plan
     assert plan.n_rounds == game.n_rounds
     assert game.exposure * float(plan.mu_squared()) ** 0.5 == pytest.approx(MU, rel=1e-14)
@@ -145,7 +145,7 @@ def test_rows_of_auto_are_worth_clipping_in_every_way():
         assert point.any()
 
 
-def test_an_admm_listener_undoes_the_public_updates():
+def test_the_admm_decoder_inverts_the_public_updates():
     rng, role, study = np.random.default_rng(2), DP_ADMM.roles[0], STUDIES["dp_admm"]
     method = study.method(role.n_rows)
     state = method.init(study.problem, PublicSizes(np.array([role.n_rows]), N_FEATURES))
@@ -159,7 +159,7 @@ def test_an_admm_listener_undoes_the_public_updates():
         np.testing.assert_allclose(heard[1], gradient[0, :, 0], atol=1e-10)
 
 
-def test_an_auto_listener_knows_what_agents_are_asked_for():
+def test_the_pgd_decoder_returns_the_query_parameters():
     study = STUDIES["pgd"]
     for i, role in enumerate(PGD.roles):
         method = study.method(role.n_rows)
@@ -170,7 +170,7 @@ def test_an_auto_listener_knows_what_agents_are_asked_for():
             assert role.sent[k].shape == study.broadcast_shape
 
 
-def test_all_pairs_of_worlds_come_alike():
+def test_all_pairs_of_worlds_are_equally_frequent():
     pairs = [(world_of(number, 0), world_of(number, 1)) for number in range(40)]
     assert {pair: pairs.count(pair) for pair in pairs} == dict.fromkeys([(0, 0), (0, 1), (1, 0), (1, 1)], 10)
 
@@ -189,7 +189,7 @@ def guesses(scores, worlds) -> Guesses:
     return Guesses(scores - MU / 2.0, worlds, float(ndtr(-MU / 2.0)))
 
 
-def test_the_lower_limit_holds_and_is_not_idle():
+def test_the_lower_bound_holds_and_is_tight():
     rng, n = np.random.default_rng(3), 2000
     worlds = np.repeat([0, 1], n)
     found = [
@@ -203,7 +203,7 @@ def test_the_lower_limit_holds_and_is_not_idle():
     assert np.mean(found) == pytest.approx(float(possible @ chance), abs=0.02)
 
 
-def test_guesses_of_a_coin_prove_nothing():
+def test_random_guesses_prove_nothing():
     rng, worlds = np.random.default_rng(4), np.repeat([0, 1], 500)
     bound = lower_bound(guesses(rng.standard_normal(1000), worlds), delta=DELTA, confidence=0.99)
     assert (bound.mu, bound.epsilon) == (0.0, 0.0)
@@ -218,7 +218,7 @@ def test_guesses_of_several_games_are_counted_together():
     assert (bound.alpha, bound.beta) == (pytest.approx(6 / 7), 0.0)
 
 
-def test_four_thousand_trials_find_nine_tenths_mostly_and_ten_thousand_surely():
+def test_four_thousand_trials_usually_suffice_and_ten_thousand_always():
     def misses(n):
         sharp = [game.parts[0] for game in GAMES.values() if sharpness(game.parts[0]) == 1.0]
         assert len(sharp) == len(GAMES) - 3  # two bins of a histogram are less far apart, and so are pairs of counts
@@ -235,7 +235,7 @@ def test_four_thousand_trials_find_nine_tenths_mostly_and_ten_thousand_surely():
 
 
 def imagined(n: int, seed: int, game: Game = PGD) -> TrialOutcomes:
-    """What sound code would show, from seeded noise."""
+    """Return outcomes of correct code, from seeded noise."""
     rng = np.random.default_rng(seed)
     worlds = np.array([[world_of(k, i) for i in (0, 1)] for k in range(n)]).reshape(n, 2)
     scale = np.concatenate(
@@ -277,7 +277,7 @@ def red(seen: TrialOutcomes, game: Game = PGD) -> set[str]:
 
 
 @every_game
-def test_false_alarms_are_as_rare_as_said(game):
+def test_the_rate_of_false_alarms_is_as_stated(game):
     alarms = [any(g.failed for g in gates(imagined(60, seed, game), 0.4, game).values()) for seed in range(60)]
     assert 0.2 < np.mean(alarms) < 0.55
 
@@ -295,7 +295,7 @@ FIRST, *LATER, LAST = PGD.cuts
 
 
 def at(cut, factor):
-    """Factors of a round's numbers, 1 for the others."""
+    """Return factors for the numbers of a round, 1 for the others."""
     out = np.ones(SOUND.residuals.shape[-1])
     out[cut] = factor
     return out
@@ -310,20 +310,20 @@ def lagged(noise):
 
 
 def scored(change, part=0):
-    """Other scores of one part."""
+    """Replace the scores of one part."""
     out = SOUND.scores.copy()
     out[..., part] = change(out[..., part])
     return {"scores": out}
 
 
 def swapped(noise):
-    """The first study's noise of round 2 once more, in the last study's round 3."""
+    """Repeat the noise of round 2 of the first study in round 3 of the last one."""
     out = noise.copy()
     out[-1][..., LATER[1]] = noise[0][..., LATER[0]]
     return out
 
 
-def test_each_gate_can_turn_red():
+def test_each_gate_can_fail():
     for change, name in [
         ({"residuals": 0.95 * SOUND.residuals}, "noise: variance"),
         ({"residuals": 1.05 * SOUND.residuals}, "noise: variance"),
@@ -352,7 +352,7 @@ def test_each_gate_can_turn_red():
                 (lambda scores: scores - 0.5, "{}, world 1: mean"),
                 (lambda scores: 1.5 * scores, "{}, world 0: variance"),
                 (lambda scores, part=part: 2.0 * scores - 2.0 * threshold(part, MU), "{}, world 1: variance"),
-                (lambda scores: scores + 3.0 * (SOUND.worlds - 0.5), "{}: ε" if k else "ε not above the promise"),
+                (lambda scores: scores + 3.0 * (SOUND.worlds - 0.5), "{}: ε" if k else "ε not above the guarantee"),
             ]
         ),
         ({"off_grid": np.full_like(SOUND.off_grid, 0.2)}, "answers are whole numbers"),
@@ -368,7 +368,7 @@ def test_each_gate_can_turn_red():
             assert name in red(replace(SOUND, **change))
 
 
-def test_masked_answers_that_tell_something_are_red():
+def test_informative_masked_answers_fail():
     sound = imagined(400, 3, PGD_COALITION)
     rounds, studies = sound.masked.copy(), sound.masked.copy()
     rounds[..., LATER[1]] = rounds[..., LATER[0]]
@@ -378,7 +378,7 @@ def test_masked_answers_that_tell_something_are_red():
         assert red(replace(sound, masked=masked), PGD_COALITION) == {"masked answers"}
 
 
-def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
+def test_a_weak_attack_fails_only_with_enough_trials():
     few, many = imagined(400, 2), imagined(10_000, 3)
     assert gates(few)["the audit has power"].passed is None
     assert gates(few)["the audit has power"].false_alarm == 0.0
@@ -389,20 +389,20 @@ def test_an_attack_that_finds_little_is_red_only_with_enough_trials():
     assert "moments: power" not in blunt  # with so little of μ, 10,000 trials cannot tell
 
 
-def test_numpys_false_is_red():
-    """``np.False_ is False`` is false, and a gate that is asked so would be green."""
+def test_a_false_of_numpy_fails():
+    """``np.False_ is False`` is false, so such a test of a gate would pass."""
     gate = Gate("x", 1.0, None, 0.0, np.bool_(False), 0.0, "")
     assert gate.failed
     for each in gates(SOUND).values():
         assert each.passed is None or type(each.passed) is bool
 
 
-def test_nothing_but_refusals_is_red():
+def test_refusals_only_fail():
     nobody = TrialOutcomes.joined([imagined(0, 1)])
     assert red(replace(nobody, refusals=("budget-cap",))) == {"requests are answered"}
 
 
-def test_games_are_judged_together_and_one_by_one():
+def test_games_are_judged_together_and_separately():
     sound, numbers = imagined(400, 5, DP_ADMM), {"mu": MU, "delta": DELTA, "confidence": 0.99, "false_alarm": 1e-6}
     loud = replace(SOUND, residuals=0.5 * SOUND.residuals, refusals=("round-old",))
     found = [(gate.game, gate.name) for gate in judge([(PGD, loud), (DP_ADMM, sound)], **numbers) if gate.failed]
@@ -424,7 +424,7 @@ def test_games_are_judged_together_and_one_by_one():
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
+def test_workers_play_every_study_once_and_clean_up(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "memory_folder", lambda: str(tmp_path))
     heard = []
     plan = AuditPlan(trials=91, workers=2, false_alarm=1e-7, confidence=1.0 - 1e-7)
@@ -434,8 +434,8 @@ def test_workers_play_every_study_once_and_leave_nothing(tmp_path, monkeypatch):
     assert heard[-1] == audit.n_studies == 91
     trials = plan.shared()
     assert sum(trials.values()) == 91
-    assert audit.seen.keys() == GAMES.keys() == trials.keys()
-    for name, seen in audit.seen.items():
+    assert audit.outcomes.keys() == GAMES.keys() == trials.keys()
+    for name, seen in audit.outcomes.items():
         assert seen.worlds.tolist() == [[world_of(k, 0), world_of(k, 1)] for k in range(trials[name])]
         first = seen.residuals[..., [cut.start for cut in GAMES[name].cuts]]
         assert len(np.unique(first)) == trials[name] * 2 * GAMES[name].n_rounds
@@ -450,7 +450,7 @@ def test_an_audit_can_be_stopped():
         run_audit(AuditPlan(trials=1000, workers=1), stop=lambda: True)
 
 
-def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
+def test_a_refused_study_is_reported_and_does_not_stop_the_others(monkeypatch):
     sound = run_module.play
 
     def with_a_study_too_many(batch: Batch) -> TrialOutcomes:
@@ -462,7 +462,7 @@ def test_a_refused_study_is_told_and_does_not_stop_the_others(monkeypatch):
     assert "budget-cap" in next(gate.sentence for gate in audit.gates if gate.failed)
 
 
-def test_what_is_not_a_number_is_null_in_json(monkeypatch):
+def test_nan_is_null_in_json(monkeypatch):
     sound = run_module.play
 
     def without_noise(batch: Batch) -> TrialOutcomes:
@@ -500,7 +500,7 @@ def test_a_batch_reads_the_ledger_and_restarts_agents(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_games_are_chosen_by_method_and_trust():
+def test_games_are_chosen_by_method_and_aggregation():
     assert games_of("all", "all") == tuple(GAMES)
     newton = ("newton", "newton_counts", "newton_times")
     assert games_of("all", "plain") == ("pgd", "dp_admm", *newton, "statistics", "evaluation")
@@ -512,7 +512,7 @@ def test_games_are_chosen_by_method_and_trust():
         games_of("dp_admm", "secure")
 
 
-def test_a_plan_that_cannot_be():
+def test_an_invalid_plan_is_refused():
     for wrong in [
         {"games": ()},
         {"games": ("pgd", "pgd")},

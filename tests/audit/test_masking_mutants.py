@@ -1,4 +1,4 @@
-"""Bugs that a site might have in secure aggregation, each put into the code that ships: a check fails for each."""
+"""Bugs in secure aggregation, each put into the shipped code: a check fails for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOLD: Story = (HASH, 1, "11" * 32, tuple(range(4)))
 
 
 def opened(*stories: Story) -> bool:
-    """Whether the masks of sites 0, 1, ..., each told a story of study, round, request and members, cancel."""
+    """Return whether the masks of sites cancel, for their studies, rounds, requests and members."""
     total = np.zeros(3, np.int64)
     for key, (study, round, request, members) in zip(KEYS, stories, strict=False):
         masks = Masks(study, key, [public for _, public in ROSTER])
@@ -36,7 +36,7 @@ def opened(*stories: Story) -> bool:
 
 
 def answered(folder: Path, members: bytes, *then: bytes) -> bool:
-    """Whether a site answers the last of some members in a round, prepared for each of them."""
+    """Return whether a site answers the last of several sets of members in a round."""
     with site(folder) as guard:
         for each in (members, *then):
             request = guard.prepare(HASH, 1, POINT)
@@ -48,7 +48,7 @@ def answered(folder: Path, members: bytes, *then: bytes) -> bool:
 
 
 def sound_noise(folder: Path) -> bool:
-    """Shares of ``min_honest_sites`` sites have the variance of a whole release, and no less."""
+    """Shares of ``min_honest_sites`` sites have at least the variance of a release."""
     drawn: list[int] = []
     with pytest.MonkeyPatch.context() as patch, site(folder) as guard:
         patch.setattr(exact_noise, "discrete_gaussian", lambda scale, n: drawn.append(scale) or np.zeros(n, np.int64))
@@ -59,7 +59,7 @@ def sound_noise(folder: Path) -> bool:
 
 
 def sums_agree(folder: Path) -> bool:
-    """What members say adds up to what they prepared."""
+    """The masked answers of the members add up to their prepared answers."""
     with sites(folder) as guards:
         (request,) = {guard.prepare(HASH, 1, POINT) for guard in guards.values()}
         bare = [np.frombuffer(guard._prepared[HASH].numbers, "<i8") for guard in guards.values()]
@@ -101,7 +101,7 @@ CHECKS: dict[str, Callable[[Path], bool]] = {
 
 
 def failed(inject: Callable[[Patch], None]) -> set[str]:
-    """The checks that fail with a bug."""
+    """Return the checks that fail with a bug."""
     with memory_folder() as folder, pytest.MonkeyPatch.context() as patch:
         inject(patch)
         return {name for k, (name, holds) in enumerate(CHECKS.items()) if not holds(folder / str(k))}
@@ -125,7 +125,7 @@ def context_without(what: str) -> Callable[[Patch], None]:
 
 
 def sign_flipped(patch: Patch) -> None:
-    """Both sites of a pair add their stream."""
+    """Both sites of a pair add their mask."""
 
     def added(self: Mask, size: int) -> Integers:
         pairs = [self._replace(members=(j,)) for j in self.members]
@@ -136,13 +136,13 @@ def sign_flipped(patch: Patch) -> None:
 
 
 def share_by_h(patch: Patch) -> None:
-    """σ/h in place of σ/√h."""
+    """The noise is σ/h instead of σ/√h."""
     sound = Lattice.noise_scale
     patch.setattr(Lattice, "noise_scale", lambda self, z, shares=1: sound(self, z, shares**2))
 
 
 def second_answer(patch: Patch) -> None:
-    """Other members for an answered round get an answer too."""
+    """A second set of members in a round also gets an answer."""
     sound = Ledger.replay
 
     def replay(self: Ledger, *asked: Any, **named: Any) -> Any:
@@ -166,7 +166,7 @@ def any_members(patch: Patch) -> None:
 
 
 def masked_with_others_only(patch: Patch) -> None:
-    """Whether this site is among the members is not looked at."""
+    """The site does not check that it is one of the members."""
 
     sound = Masks.for_round
 
@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[Callable[[Patch], None], set[str]]] = {
 }
 
 
-def test_the_code_that_ships_passes_every_check() -> None:
+def test_the_shipped_code_passes_every_check() -> None:
     assert failed(lambda patch: None) == set()
 
 
@@ -202,6 +202,6 @@ def test_a_check_fails_for_each_bug(name: str) -> None:
     assert red <= failed(inject)
 
 
-def test_every_check_finds_a_bug_or_keeps_the_others_honest() -> None:
+def test_every_check_finds_a_bug_or_guards_the_others() -> None:
     found = set().union(*(red for _, red in MUTANTS.values()))
     assert CHECKS.keys() - found == {"a quorum is enough", "the same members again"}

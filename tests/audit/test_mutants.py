@@ -1,4 +1,4 @@
-"""The audit is green for the code that ships, and red for each of the bugs that it is there for."""
+"""The audit passes the shipped code, and fails for each listed bug."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dpadmm.audit.game import GAMES
 from dpadmm.queries import QUERIES
 
 
-def test_the_code_that_ships_is_green() -> None:
+def test_the_shipped_code_passes() -> None:
     audit = run_audit(replace(SHORT, trials=len(GAMES) * SHORT.trials))
-    played = {game: len(seen.worlds) for game, seen in audit.seen.items()}
+    played = {game: len(seen.worlds) for game, seen in audit.outcomes.items()}
     assert [gate for gate in audit.gates if gate.failed] == []
     assert audit.outcome != "failed"
     assert audit.false_alarm < 1e-6
@@ -26,11 +26,11 @@ def test_the_code_that_ships_is_green() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_bug_turns_its_gates_red(mutant: Mutant) -> None:
+def test_a_bug_fails_its_gates(mutant: Mutant) -> None:
     for game in mutant.games:
         with case(game):
             assert set(mutant.red) <= red_gates(mutant, game)
 
 
-def test_all_bugs_are_there() -> None:
+def test_all_bugs_are_listed() -> None:
     assert len({mutant.name.split(":")[0] for mutant in MUTANTS}) >= 30

@@ -39,7 +39,7 @@ def test_help_fits_the_screen(cli):
 
 
 @pytest.mark.usefixtures("rarely")
-def test_a_short_audit_is_inconclusive_and_says_what_to_do(cli, tmp_path):
+def test_a_short_audit_is_inconclusive_and_suggests_more_trials(cli, tmp_path):
     answer = cli("audit", *SHORT, "-o", tmp_path / "new")
     assert answer.code == 3
     assert answer.err == ""
@@ -80,7 +80,7 @@ def test_a_short_audit_is_inconclusive_and_says_what_to_do(cli, tmp_path):
 
 @pytest.mark.usefixtures("sketched")
 def test_enough_trials_pass_and_exit_code_0(cli, tmp_path, monkeypatch):
-    """The power that a full audit needs takes minutes; a smaller share of ε is decided sooner."""
+    """The power of a full audit takes minutes. A smaller share of ε needs fewer trials."""
     monkeypatch.setattr(gates, "POWER", 0.1)
     words = ("--method", "dp_admm", "--trials", 300, "--workers", 1)
     for more, shown in [((), "PASSED: the attack proves ε ≥ "), (("--quiet",), "PASSED: "), (("--json",), None)]:
@@ -99,7 +99,7 @@ def test_an_inconclusive_audit_in_json_has_exit_code_3(cli, tmp_path):
 
 
 @pytest.mark.usefixtures("rarely", "sketched")
-def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
+def test_a_failed_audit_has_exit_code_1(cli, tmp_path, monkeypatch):
     factor_2_missing(monkeypatch)
     answer = cli("audit", *SHORT, "-o", tmp_path, "--quiet")
     assert answer.code == 1
@@ -122,7 +122,7 @@ def test_a_bug_is_red_and_exit_code_1(cli, tmp_path, monkeypatch):
         ("dp_admm", ["dp_admm"], ["gradient"]),
     ],
 )
-def test_one_method_alone(cli, tmp_path, method, games, statistics):
+def test_an_audit_of_one_method(cli, tmp_path, method, games, statistics):
     answer = cli("audit", *SHORT, "--method", method, "--aggregation", "plain", "-o", tmp_path)
     assert answer.code == 3
     assert f"gate ({method if len(games) == 1 else 'all studies'})" in answer.out
@@ -137,7 +137,7 @@ def test_one_method_alone(cli, tmp_path, method, games, statistics):
 
 
 @pytest.mark.usefixtures("rarely")
-def test_secure_aggregation_alone(cli, tmp_path):
+def test_an_audit_of_secure_aggregation(cli, tmp_path):
     answer = cli("audit", *SHORT, "--aggregation", "secure", "-o", tmp_path)
     assert answer.code == 3
     assert "studies of pgd_coalition and pgd_alone" in " ".join(answer.out.split())
@@ -147,7 +147,7 @@ def test_secure_aggregation_alone(cli, tmp_path):
     assert [game["coalition"]["min_honest_sites"] for game in games.values()] == [2, 1]
 
 
-def test_mistakes_are_one_sentence(cli):
+def test_invalid_options_are_reported_in_one_sentence(cli):
     for words, says in [
         (
             ["--method", "dp_sgd"],
@@ -171,7 +171,7 @@ def test_mistakes_are_one_sentence(cli):
 
 
 @pytest.mark.usefixtures("rarely", "sketched")
-def test_ctrl_c_judges_what_was_done(cli, tmp_path, monkeypatch):
+def test_ctrl_c_evaluates_the_finished_trials(cli, tmp_path, monkeypatch):
     from dpadmm.audit import run
 
     sound = run.play
@@ -189,7 +189,7 @@ def test_ctrl_c_judges_what_was_done(cli, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "audit.json").read_text())["game"]["studies"] == 20
 
 
-def test_the_figure_shows_errors_and_promise():
+def test_the_figure_shows_errors_and_the_guarantee():
     rng = np.random.default_rng(1)
     scores = rng.standard_normal(3000), rng.standard_normal(3000) + 2.0
     picture = roc_figure(scores, mu=2.0, proven=1.9, threshold=1.0, confidence=0.99, title="Audit of 3000 studies")

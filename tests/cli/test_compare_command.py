@@ -1,4 +1,4 @@
-"""``dpadmm compare``: equal privacy for all, the optimum beside them, reasons where none applies."""
+"""``dpadmm compare``: equal privacy for all methods, the optimum, and reasons for methods that do not apply."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compare(cli, path, *words, **options):
 
 
 @pytest.mark.usefixtures("sketched")
-def test_a_method_that_diverges_is_told_and_the_others_are_compared(cli, rows_csv, tmp_path):
+def test_a_diverging_method_is_reported_and_the_others_are_compared(cli, rows_csv, tmp_path):
     words = ["-m", "dp_admm,dp_sgd", "--epsilon", "1", "--set", "method.learning_rate=1e100", "--alpha", "1"]
     answer = compare(cli, rows_csv, *words, "-o", tmp_path / "out").succeeded()
     text = " ".join(answer.out.split())
@@ -82,7 +82,7 @@ def test_all_methods_get_the_same_total(cli, rows_csv, tmp_path):
         assert (tmp_path / "out" / name).stat().st_size > 0
 
 
-def test_the_paper_s_way_is_an_equal_epsilon_per_round(cli, rows_csv):
+def test_round_epsilon_is_equal_for_all_methods(cli, rows_csv):
     words = ["--methods", "dp_admm,dp_sgd", "--round-epsilon", "0.5", "--calibration", "paper", "--json"]
     rows = compare(cli, rows_csv, *words).succeeded().json["rows"]
     totals = {row["total_epsilon"] for row in rows if row["budget"] == "round_epsilon"}
@@ -91,7 +91,7 @@ def test_the_paper_s_way_is_an_equal_epsilon_per_round(cli, rows_csv):
 
 
 @pytest.mark.usefixtures("sketched")
-def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_path):
+def test_tables_fit_the_screen_and_show_methods_that_do_not_apply(cli, rows_csv, tmp_path):
     words = [
         "--methods",
         "dp_admm,admm_pvp,objective_perturbation",
@@ -114,7 +114,7 @@ def test_tables_for_people_fit_and_show_what_does_not_apply(cli, rows_csv, tmp_p
         assert " ± " in text
 
 
-def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
+def test_secure_and_plain_aggregation_are_compared(cli, rows_csv, tmp_path):
     words = ["--methods", "auto,dp_admm", "--epsilon", "1", "--agents", "3,4", "-o", tmp_path / "out"]
     words += ["--aggregation", "secure", "--min-honest-sites", "4"]
     rows = compare(cli, rows_csv, *words, "--json").succeeded().json["rows"]
@@ -138,7 +138,7 @@ def test_secure_aggregation_stands_beside_local_trust(cli, rows_csv, tmp_path):
         assert "total ε holds if at least 4 agents of every round are honest" in text
 
 
-def test_when_nothing_applies_it_is_an_error(cli, rows_csv):
+def test_it_is_an_error_if_no_method_applies(cli, rows_csv):
     answer = compare(cli, rows_csv, "--methods", "admm_pvp,admm_dvp", "--regularizer", "l1", "--epsilon", "1")
     assert answer.code == 2
     assert answer.err.startswith("dpadmm: none of these methods applies; ")
@@ -146,7 +146,7 @@ def test_when_nothing_applies_it_is_an_error(cli, rows_csv):
     assert answer.out == ""
 
 
-def test_agents_can_be_given_by_the_data(cli, tmp_path):
+def test_agents_can_be_defined_by_a_column(cli, tmp_path):
     rows_csv = write_rows(tmp_path / "owned.csv", owners=True)
     words = ["--by", "owner", "--methods", "dp_admm", "--epsilon", "1"]
     rows = compare(cli, rows_csv, *words, "--json").succeeded().json["rows"]
@@ -188,7 +188,7 @@ def test_errors_are_one_sentence(cli, rows_csv):
             assert answer.err.count("\n") == 1
 
 
-def test_without_data_it_says_so(cli):
+def test_missing_data_are_an_error(cli):
     answer = cli("compare", "--epsilon", "1")
     assert answer.code == 2
     assert "no data given" in answer.err
@@ -212,7 +212,7 @@ def shown(rows) -> str:
     return printed(80, lambda: console.show(Comparison(data, Settings(epsilon=1.0, n_rounds=5), rows)))
 
 
-def test_the_function_returns_the_same_rows_in_any_number_of_processes(rows):
+def test_results_do_not_depend_on_the_number_of_processes(rows):
     assert [(row.method, row.n_agents, row.asked) for row in rows] == [
         ("centralized", 10, None),
         *((method, n, epsilon) for n, epsilon, method in product([2, 4], [0.5, 2.0], ["dp_admm", "dp_sgd"])),
@@ -229,7 +229,7 @@ def test_the_function_returns_the_same_rows_in_any_number_of_processes(rows):
         assert result.trace.last()["train_error_global"] == error
 
 
-def test_a_comparison_that_is_stopped_returns_what_is_finished():
+def test_a_stopped_comparison_returns_the_finished_runs():
     settings = [Settings(method="dp_sgd", epsilon=1.0, n_rounds=5, seed=seed) for seed in range(1, 40)]
     seen = []
     with quick_workers():
@@ -237,7 +237,7 @@ def test_a_comparison_that_is_stopped_returns_what_is_finished():
     assert 1 < len(row.values["seconds"]) == seen[-1] < 39
 
 
-def test_the_footer_says_only_what_is_so(rows):
+def test_the_footer_has_only_sentences_that_apply(rows):
     bound = [replace(row, accountant="some bound") if row.method == "dp_sgd" else row for row in rows]
     private = " ".join(shown(bound).split())
     assert "without privacy. Local models" in private

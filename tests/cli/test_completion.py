@@ -24,7 +24,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """The program under its own name, as a shell knows it."""
+    """Return the program under its own name, for a shell."""
     file = tmp_path / "bin" / "dpadmm"
     file.parent.mkdir()
     file.write_text(f"#!{sys.executable}\nfrom dpadmm.cli import main\nmain()\n")
@@ -33,7 +33,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def in_bash(program: Path, option: str, **env: str) -> str:
-    """The program as a child of bash, which it recognises."""
+    """Run the program as a child of bash."""
     done = subprocess.run(
         [str(BASH), "-c", f'"$0" {option}; exit $?', str(program)],
         env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60,

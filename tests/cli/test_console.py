@@ -16,7 +16,7 @@ def test_fingerprints_and_names_are_printed_as_they_are(function, capsys):
 
 
 def test_spent_epsilon_is_rounded_up_and_remaining_epsilon_down():
-    """Neither rounding may promise more than is true."""
+    """Neither rounding may overstate privacy."""
     near = (0.12341, 0.12349, 0.1234, 9e-5, 1e-6)
     assert [rounded_up(each) for each in near] == ["0.1235", "0.1235", "0.1234", "0.0001", "0.0001"]
     assert [rounded_down(each) for each in near] == ["0.1234", "0.1234", "0.1234", "0.0000", "0.0000"]

@@ -22,7 +22,7 @@ CLOSED = "http://127.0.0.1:9"  # nothing listens there
 
 
 def offline(cache: Path) -> dict[str, str]:
-    """An environment in which Adult can be had from nowhere."""
+    """Return an environment in which Adult is not available."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), CLOSED)
     return {
         **nowhere,
@@ -74,7 +74,7 @@ def check_table(text: str) -> dict[str, list[str]]:
     return rows
 
 
-def test_without_network_the_demo_says_so_and_uses_synthetic_rows(cli, tmp_path, monkeypatch):
+def test_without_network_the_demo_uses_synthetic_rows(cli, tmp_path, monkeypatch):
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_without_network_the_demo_says_so_and_uses_synthetic_rows(cli, tmp_path,
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_fallback_does_not_keep_one_waiting(tmp_path, monkeypatch):
+def test_the_fallback_is_fast(tmp_path, monkeypatch):
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     started = time.monotonic()
@@ -98,7 +98,7 @@ def test_the_fallback_does_not_keep_one_waiting(tmp_path, monkeypatch):
     assert settings.n_agents == 100
 
 
-def test_asking_for_adult_without_network_is_one_sentence(cli, tmp_path, monkeypatch):
+def test_adult_without_network_is_one_sentence(cli, tmp_path, monkeypatch):
     for name, value in offline(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     answer = cli("demo", "--data", "adult", "-o", tmp_path / "out")
@@ -116,12 +116,12 @@ def one_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small(one_repeat: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few rows."""
+    """Use few rows."""
     monkeypatch.setattr(module, "as_dataset", lambda *_: synthetic("binary", n_rows=1000, n_features=5))
 
 
 @pytest.mark.usefixtures("sketched")
-def test_json_and_the_written_settings_run_again(cli, tmp_path, one_repeat):
+def test_json_and_written_settings_repeat_the_run(cli, tmp_path, one_repeat):
     answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "out", "--json").succeeded()
     assert answer.err == ""
     assert answer.json == read_summary(tmp_path / "out")
@@ -134,7 +134,7 @@ def test_json_and_the_written_settings_run_again(cli, tmp_path, one_repeat):
 
 
 @pytest.mark.usefixtures("sketched")
-def test_readable_at_any_width_and_repeated_into_the_same_folder(cli, tmp_path, small, monkeypatch):
+def test_output_fits_any_width_and_the_folder_can_be_reused(cli, tmp_path, small, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for columns in (80, 120):
         text = cli("demo", "--data", "synthetic", "-o", "out", columns=columns).succeeded().out
@@ -142,7 +142,7 @@ def test_readable_at_any_width_and_repeated_into_the_same_folder(cli, tmp_path, 
         assert "…" not in text
 
 
-def test_a_bad_output_folder(cli, tmp_path):
+def test_an_unusable_output_folder(cli, tmp_path):
     (tmp_path / "file").write_text("mine")
     answer = cli("demo", "--data", "synthetic", "-o", tmp_path / "file")
     assert (answer.code, answer.out) == (2, "")

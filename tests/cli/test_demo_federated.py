@@ -1,4 +1,4 @@
-"""``dpadmm demo --federated`` with real processes on real rows, to its end and to Ctrl-C."""
+"""``dpadmm demo --federated`` with real processes and rows, to the end and with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpadmm.trusted.ledger import read_ledger
 
 
 def processes(folder: Path) -> list[int]:
-    """Numbers of all processes that were started with this folder."""
+    """Return the ids of all processes that were started with this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path, command: list[str]) -> None:
     assert not processes(folder)
 
 
-def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> None:
+def test_invalid_federated_options(tmp_path_factory: pytest.TempPathFactory, cli) -> None:
     for words in [("--sites", 801), ("--sites", 0), ("--rounds", 0), ("--epsilon", "nan")]:
         with case(words):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -104,7 +104,7 @@ def test_impossible_wishes(tmp_path_factory: pytest.TempPathFactory, cli) -> Non
             assert len(done.err.strip().splitlines()) == 1
 
 
-def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path, cli, monkeypatch) -> None:
+def test_without_network_the_demo_uses_synthetic_rows(tmp_path: Path, cli, monkeypatch) -> None:
     from cli.test_demo_command import offline
 
     for name, value in offline(tmp_path / "cache").items():
@@ -116,7 +116,7 @@ def test_without_network_the_demo_says_so_and_uses_synthetic_rows(tmp_path: Path
     assert "Identical to a run in one process, bit by bit: yes" in done.out
 
 
-def test_made_up_rows_have_the_columns_bounds_and_something_to_learn() -> None:
+def test_synthetic_rows_have_the_columns_bounds_and_a_signal() -> None:
     from dpadmm.data.datasets.adult import COLUMNS
     from dpadmm.federation.demo import BOUNDS, CLASSES, synthetic_rows
 

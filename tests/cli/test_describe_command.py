@@ -1,4 +1,4 @@
-"""``dpadmm describe``, evaluation under privacy, and the drafts around them: from the command line."""
+"""``dpadmm describe``, private evaluation, and drafts from their results."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_dictionary_becomes_a_statistics_study_and_its_table_is_described(cli:
     assert "ward × ill" in cli("describe", out).succeeded().out
 
 
-def test_agents_in_one_process_each_add_their_noise(cli: Cli, table: Path, study: Path) -> None:
+def test_every_agent_in_one_process_adds_noise(cli: Cli, table: Path, study: Path) -> None:
     noise = []
     for words in ((), ("--by", "site"), ("--agents", "4")):
         out = table.with_name(f"{len(noise)}.json")
@@ -102,7 +102,7 @@ def test_agents_in_one_process_each_add_their_noise(cli: Cli, table: Path, study
     assert noise[2] == pytest.approx(2.0 * noise[0])
 
 
-def test_mistakes_are_a_sentence_and_nothing_is_written(cli: Cli, table: Path, study: Path, model: Path) -> None:
+def test_errors_are_one_sentence_and_nothing_is_written(cli: Cli, table: Path, study: Path, model: Path) -> None:
     text, out = study.read_text(), table.with_name("r.json")
 
     def changed(old: str, new: str) -> Path:
@@ -153,7 +153,7 @@ def test_an_existing_result_is_kept(cli: Cli, table: Path, study: Path) -> None:
     assert (answer.code, out.read_text()) == (2, "mine")
 
 
-def test_results_feed_a_draft_and_the_planner(cli: Cli, table: Path, study: Path) -> None:
+def test_results_are_input_of_drafts_and_plans(cli: Cli, table: Path, study: Path) -> None:
     out, draft = table.with_name("r.json"), table.with_name("d.toml")
     cli("describe", study, "--data", table, "-o", out).succeeded()
     assert "--label is required" in cli("study", "new", draft, "--from-statistics", out).err
@@ -167,7 +167,7 @@ def test_results_feed_a_draft_and_the_planner(cli: Cli, table: Path, study: Path
     assert "cells drawn from the counts of private statistics" in " ".join(answer.out.split())
 
 
-def test_a_model_is_evaluated_under_privacy(cli: Cli, table: Path, model: Path) -> None:
+def test_a_model_is_evaluated_privately(cli: Cli, table: Path, model: Path) -> None:
     out = table.with_name("e.json")
     plain = cli("evaluate", model, "--data", table, "--json").succeeded().json
     answer = cli("evaluate", model, "--data", table, "--epsilon", "4", "--by", "site", "-o", out).succeeded()

@@ -1,4 +1,4 @@
-"""``dpadmm doctor`` and ``dpadmm version``: what they find, what they say to do, and what they never name."""
+"""``dpadmm doctor`` and ``dpadmm version``: findings, fixes, and no personal data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_version_in_short_and_as_json(cli):
     assert cli("version", "--json").succeeded().json == {"dpadmm": dpadmm.__version__}
 
 
-def test_the_long_version_has_what_a_bug_report_needs_and_names_nobody(cli, monkeypatch):
+def test_the_long_version_has_the_environment_without_personal_data(cli, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     said = cli("version", "--verbose", "--json").succeeded()
     assert said.json["python"].startswith(platform.python_version())
@@ -67,7 +67,7 @@ def test_a_healthy_installation(cli, tmp_path, monkeypatch):
     assert "0 problems found." in text
 
 
-def test_packages_that_are_missing_or_too_old(cli, monkeypatch):
+def test_missing_and_outdated_packages(cli, monkeypatch):
     real = metadata.version
     shown = {"numpy": "1.26.4", "scipy": None, "numba": None}
 
@@ -86,7 +86,7 @@ def test_packages_that_are_missing_or_too_old(cli, monkeypatch):
     assert findings(cli("doctor", "--json"))["packages", "warning"] == "without numba"
 
 
-def test_a_compiler_cache_that_is_cold_warm_or_cannot_be_written(cli, tmp_path, monkeypatch):
+def test_cold_warm_and_read_only_compiler_caches(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     assert "is empty: the first run takes longer" in findings(cli("doctor", "--json"))["compiler", "ok"]
     (tmp_path / "cache" / "kernels").mkdir(parents=True)
@@ -106,14 +106,14 @@ def test_a_clock_before_the_installation_is_a_problem():
     assert "1970-01-02" in wrong.text
 
 
-def test_a_disk_that_is_nearly_full(cli, monkeypatch):
+def test_a_nearly_full_disk(cli, monkeypatch):
     for free, level in [(2**20, "problem"), (2**28, "warning"), (2**34, "ok")]:
         usage = shutil.disk_usage(".")._replace(free=free)
         monkeypatch.setattr(module.shutil, "disk_usage", lambda _, usage=usage: usage)
         assert ("disk", level) in findings(cli("doctor", "--json"))
 
 
-def test_a_site_from_its_file_to_its_ledger(cli, tmp_path, monkeypatch):
+def test_a_site_is_checked_from_file_to_ledger(cli, tmp_path, monkeypatch):
     answer = cli("doctor", "--site", tmp_path / "site.toml", "--json")
     assert "no such file" in findings(answer)["site", "problem"]
     file = site_in(tmp_path / "here")

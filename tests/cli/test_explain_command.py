@@ -1,4 +1,4 @@
-"""``dpadmm explain``: a table, JSON, a figure, and a standard error where there is one."""
+"""``dpadmm explain``: table, JSON, figure, and standard errors if available."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_help_fits_the_screen(cli, columns):
     assert "…" not in text
 
 
-def test_the_table_is_whole_and_fits(cli, models):
+def test_the_table_is_complete_and_fits(cli, models):
     for loss, columns in [("logistic", 120), ("logistic", 80), ("softmax", 80)]:
         with case(loss, columns):
             text = cli("explain", models[loss], "--top", 7, columns=columns).succeeded().out
@@ -86,7 +86,7 @@ def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
-def test_json_has_all_of_it(cli, models):
+def test_json_has_all_coefficients(cli, models):
     answer = cli("explain", models["logistic"], "--json", "--top", 1).succeeded().json
     assert "-differentially private for every person with one row" in answer.pop("privacy_sentence")
     assert "-differentially private" in answer["notes"].pop()
@@ -95,7 +95,7 @@ def test_json_has_all_of_it(cli, models):
     assert {"column", "coefficient", "standard_error", "low", "p_value", "odds_ratio"} < set(answer["coefficients"][0])
 
 
-def test_a_table_to_paste_into_a_paper(cli, models, tmp_path):
+def test_a_table_for_a_paper(cli, models, tmp_path):
     found = explain(load_model(models["logistic"]))
     cli("explain", models["logistic"], "--table", tmp_path / "t.md").succeeded()
     text = (tmp_path / "t.md").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def test_a_table_to_paste_into_a_paper(cli, models, tmp_path):
     assert lines[0].startswith("column,value,class,per,coefficient,standard_error,low,high,p_value,odds_ratio")
 
 
-def test_a_table_names_the_ratio_that_it_has_and_the_class_that_is_meant():
+def test_a_table_names_ratio_and_class():
     rate = Coefficient("age", "", "per unit", "", 0.0385, 0.002, 60.0)
     table = Explanation("log rate of visits", (rate,), (), "", "", "rate ratio").to_markdown("Private.")
     assert "|  | Change | Rate ratio | 95% CI | p |" in table
@@ -119,7 +119,7 @@ def test_a_table_names_the_ratio_that_it_has_and_the_class_that_is_meant():
     assert r"| age | a\|b | per unit | 0.0385 |" in table
 
 
-def test_a_table_without_intervals_marks_values_that_no_public_row_held():
+def test_a_table_without_intervals_marks_unseen_values():
     seen = Coefficient("job", "a", "vs average", "", 0.5, None, 1.0)
     unseen = replace(seen, value="other", unseen=True)
     table = Explanation("log odds", (seen, unseen), (), "too much noise", "", "odds ratio").to_markdown("Private.")
@@ -130,8 +130,8 @@ def test_a_table_without_intervals_marks_values_that_no_public_row_held():
     assert r"\*" not in Explanation("log odds", (seen,), (), "too much noise", "").to_markdown("Private.")
 
 
-def test_a_column_with_a_wide_range_is_told_per_a_power_of_ten_of_its_units(cli, tmp_path):
-    """Per unit an odds ratio would be 1, whatever the effect."""
+def test_a_column_with_a_wide_range_has_a_power_of_ten_as_unit(cli, tmp_path):
+    """Per unit, every odds ratio would round to 1."""
     schema = Schema((Number("income", (0, 250_000)), Number("age", (18, 98))))
     weights = np.array([[-2.0], [0.5], [0.1]])
     model = Model(weights, "binary", "logistic", schema=schema, intercept=True, feature_names=schema.features,
@@ -154,7 +154,7 @@ def test_a_column_with_a_wide_range_is_told_per_a_power_of_ten_of_its_units(cli,
     assert income.to_dict(ratios="")["per"] == "per unit"  # files are as they were
 
 
-def test_names_break_after_the_column_where_they_do_not_fit(cli, tmp_path):
+def test_long_names_wrap_after_the_column(cli, tmp_path):
     schema = Schema((Category("employment", ("unemployed", "self-employed")), Number("age", (18, 98))))
     d = len(schema.features) + 1
     weights = np.linspace(-0.123, 0.456, d)[:, None]
@@ -174,7 +174,7 @@ def test_a_figure(cli, models, tmp_path):
     assert "coefficients.svg\n" in text
 
 
-def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path):
+def test_a_model_without_a_study_is_explained_in_features(cli, tmp_path):
     bare = Model(np.array([[1.0], [-2.0]]), "binary", "logistic", feature_names=("[red]age", "bmi"))
     text = cli("explain", bare.save(tmp_path / "bare.dpadmm")).succeeded().out
     assert "[red]age" in text
@@ -183,7 +183,7 @@ def test_a_model_without_a_study_is_explained_as_far_as_it_can_be(cli, tmp_path)
     assert [each["standard_error"] for each in answer["coefficients"]] == [None, None]
 
 
-def test_without_standard_errors_there_is_no_column_for_them(cli, models):
+def test_tables_without_standard_errors_omit_their_columns(cli, models):
     text = cli("explain", models["without"], columns=80).succeeded().out
     assert "interval" not in text.split("No confidence intervals")[0]
     assert text.count("No confidence intervals") == 1

@@ -1,4 +1,4 @@
-"""``dpadmm`` itself: help, version, exit codes, one sentence for every mistake."""
+"""``dpadmm``: help, version, exit codes, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_version(process):
     assert (answer.out, answer.err) == (f"{dpadmm.__version__}\n", "")
 
 
-def test_a_mistake_in_the_line_is_one_sentence(cli):
+def test_invalid_arguments_are_reported_in_one_sentence(cli):
     for words, complaint in [
         (["simulat"], "simulat"),
         (["simulate", "--epsilonn", "1"], "--epsilonn (Possible options: --epsilon"),
@@ -124,7 +124,7 @@ def test_a_mistake_in_the_line_is_one_sentence(cli):
             assert complaint in answer.err
 
 
-def test_a_mistake_in_a_real_process(process):
+def test_an_error_in_a_real_process(process):
     answer = process("simulate", "--data", "synthetic", "--epsilon", "-1", "--rounds", "3")
     assert answer.code == 2
     assert (answer.out, answer.err) == ("", "dpadmm: epsilon must be a positive number or a list of such, not -1.0\n")
@@ -133,13 +133,13 @@ def test_a_mistake_in_a_real_process(process):
 PRIVACY = ("privacy", "--round-epsilon", "0.05", "--delta", "1e-3", "--rounds", "100")
 
 
-def test_a_screen_without_greek_letters_is_no_reason_to_fail(process):
+def test_a_terminal_without_greek_letters_works(process):
     answer = process(*PRIVACY, env={"PYTHONIOENCODING": "ascii"}).succeeded()
     assert "0.2772" in answer.out
     assert answer.err == ""
 
 
-def test_a_closed_pipe_is_no_traceback(command):
+def test_a_closed_pipe_causes_no_traceback(command):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([*command, *PRIVACY], stdout=writer, stderr=subprocess.PIPE, check=False)
@@ -148,7 +148,7 @@ def test_a_closed_pipe_is_no_traceback(command):
 
 
 def database_error(statements):
-    """The error of statements in a database that has room for four pages."""
+    """Return the error of a database that is limited to four pages."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.execute("PRAGMA max_page_count = 4")
         with pytest.raises(sqlite3.OperationalError) as caught:
@@ -163,7 +163,7 @@ def journal_error(cause):
 
 
 def test_transient_errors_have_their_own_exit_code(cli, monkeypatch):
-    """Services are started again after 75, and not after 2."""
+    """Services restart after exit code 75, but not after 2."""
 
     def refusal(code, cause=None):
         error = RefusalError(code, "no")
@@ -194,7 +194,7 @@ def test_transient_errors_have_their_own_exit_code(cli, monkeypatch):
             assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1)
 
 
-def test_a_package_that_a_site_leaves_out_is_named_and_another_is_not_blamed_on_that(cli, monkeypatch):
+def test_only_packages_that_sites_omit_are_named_in_the_hint(cli, monkeypatch):
     def needs(name):
         def app(**_):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

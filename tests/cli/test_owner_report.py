@@ -1,4 +1,4 @@
-"""What an owner is told about the cells of a table."""
+"""Warnings for the owner about cells and lines of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dpadmm.cli import owner_report
 from dpadmm.data.encoder import Report, Tally
 
 
-def test_lines_that_made_no_rows_and_columns_of_which_much_was_lost(tmp_path):
+def test_warnings_on_skipped_lines_and_changed_columns(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("age\n" + "1\n" * 40)
     report = Report(rows=20, columns={"age": Tally(clamped=10), "sex": Tally(missing=20)})

@@ -35,7 +35,7 @@ def test_help_fits_the_screen(cli, columns):
     assert "…" not in text
 
 
-def test_a_study_s_own_public_rows_are_the_public_table(cli, study_file, public):
+def test_public_rows_of_the_study_are_the_default(cli, study_file, public):
     given = cli("plan", study_file, *words("--public", public, "--json")).succeeded().json
     study_file.write_text(study_file.read_text().replace('"dp_admm"', '"auto"'))
     sha = sha256(public.read_bytes()).hexdigest()
@@ -79,14 +79,14 @@ def test_costs_forecast_and_verdict_are_shown(cli, study_file, public, columns):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_without_a_public_table_three_strengths_are_a_range(cli, study_file, columns):
+def test_without_public_rows_three_signal_strengths_give_a_range(cli, study_file, columns):
     answer = cli("plan", study_file, *words(), columns=columns).succeeded()
     assert max(map(len, answer.out.splitlines())) <= columns
     for name in ("weak signal", "medium signal", "strong signal", "synthetic rows", "–"):
         assert name in answer.out
 
 
-def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_not(cli, study_file, tmp_path):
+def test_the_forecast_error_of_a_small_public_table_is_reported(cli, study_file, tmp_path):
     few = planned.table(tmp_path / "few.csv", 150)
     text = " ".join(cli("plan", study_file, *words("--public", few)).succeeded().out.split())
     told = re.search(
@@ -101,7 +101,7 @@ def test_a_small_public_table_is_said_to_leave_points_open_and_a_large_one_is_no
     assert "public rows, the forecast has" not in cli("plan", study_file, *words("--public", many)).succeeded().out
 
 
-def test_a_column_that_alone_tells_the_label_is_a_warning(cli, study_file, public):
+def test_a_leaky_column_is_a_warning(cli, study_file, public):
     study_file.write_text(planned.STUDY.replace("[training]", '[columns.code]\nkind = "boolean"\n[training]'))
     header, *rows = public.read_text().splitlines()
     told = [f"{row},{'yes' if row.split(',')[3].strip(chr(34)) == 'yes' else 'no'}" for row in rows]
@@ -159,7 +159,7 @@ def test_errors_of_numbers_in_the_labels_units(cli, tmp_path, public):
     assert "%" not in answer.out[answer.out.index("Forecast for") :]
 
 
-def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, study_file, public):
+def test_the_rounds_of_auto_can_be_written_into_the_study(cli, study_file, public):
     given = planned.STUDY.replace('name = "dp_admm"', 'name = "auto"  # nothing to tune').replace("n_rounds = 20\n", "")
     assert "auto" in given
     study_file.write_text(given)
@@ -180,13 +180,13 @@ def test_auto_takes_its_own_rounds_and_they_are_written_into_the_study(cli, stud
 
 
 def masked(given: str) -> str:
-    """The study with auto, few rows' worth of ε and secure aggregation."""
+    """A study with auto, a small ε and secure aggregation."""
     given = given.replace('name = "dp_admm"', 'name = "auto"').replace("n_rounds = 20\n", "")
     return given.replace("epsilon = 1.0", 'epsilon = 0.2\naggregation = "secure"\nmin_honest_sites = 3')
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, study_file, public, columns):
+def test_secure_aggregation_is_planned_for_several_numbers_of_honest_agents(cli, study_file, public, columns):
     study_file.write_text(masked(planned.STUDY))
     call = ["plan", study_file, "--agents", 8, "--rows", 150, "--repeats", 2, "--epsilon", "0.2", "--public", public]
     answer = cli(*call, columns=columns).succeeded()
@@ -212,7 +212,7 @@ def test_secure_aggregation_is_planned_for_more_and_fewer_honest_agents(cli, stu
     assert "min_honest_sites = 3, but a round may have only 3 sites" in refused.err
 
 
-def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file, public):
+def test_a_gain_from_secure_aggregation_is_reported(cli, study_file, public):
     local = masked(planned.STUDY).replace('aggregation = "secure"\nmin_honest_sites = 3\n', "")
     study_file.write_text(local)
     call = ["plan", study_file, "--agents", 8, "--repeats", 2, "--epsilon", "0.2", "--no-public"]
@@ -223,8 +223,8 @@ def test_a_study_that_would_gain_from_secure_aggregation_is_told(cli, study_file
     assert "secure aggregation" not in cli(*call, "--rows", 10**6).succeeded().out
 
 
-def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, tmp_path):
-    """One row in twenty is ill: always saying no is right in 95% of rows, and ranks none."""
+def test_a_rare_outcome_is_judged_by_auc(cli, study_file, tmp_path):
+    """One row in twenty is ill: the constant prediction has an accuracy of 95% and an AUC of ½."""
     header, *rows = planned.table(tmp_path / "all.csv", 6000).read_text().splitlines()
     place = [each.strip('"') for each in header.split(",")].index("ill")
     ill, well = ([row for row in rows if row.split(",")[place].strip('"') == each] for each in ("yes", "no"))
@@ -242,7 +242,7 @@ def test_a_rare_outcome_is_judged_by_how_well_rows_are_ranked(cli, study_file, t
     assert "above the goal" in cli(*call, "--goal", "auc=0.7").succeeded().json["reason"]
 
 
-def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, study_file, public):
+def test_requested_intervals_are_forecast(cli, study_file, public):
     asking = planned.STUDY.replace('"dp_admm"', '"auto"\ninference = true').replace("n_rounds = 20\n", "")
     study_file.write_text(asking)
     call = ["plan", study_file, "--agents", 2, "--epsilon", "1", "--rounds", "5", "--repeats", 2, "--public", public]
@@ -262,7 +262,7 @@ def test_a_study_that_asks_for_intervals_is_told_whether_it_will_have_them(cli, 
     assert "Confidence intervals" not in cli(*call, "--rows", 500).succeeded().out
 
 
-def test_budgets_that_protect_little_are_warned_about(cli, study_file, public):
+def test_large_budgets_are_warned_about(cli, study_file, public):
     study_file.write_text(planned.STUDY.replace("epsilon = 1.0", "epsilon = 20.0"))
     call = ["plan", study_file, "--agents", 1, "--rows", 200000, "--rounds", "5", "--repeats", 2, "--public", public]
     large, delta = cli(*call, "--json").succeeded().json["warnings"]
@@ -270,7 +270,7 @@ def test_budgets_that_protect_little_are_warned_about(cli, study_file, public):
     assert delta.startswith("δ = 1e-05 is not below 1/200,000")
 
 
-def test_agents_of_different_sizes_are_said(cli, study_file, public):
+def test_agents_of_different_sizes_are_described(cli, study_file, public):
     answer = cli(
         "plan", study_file, "--rows", "100,400,400", "--rounds", "5", "--repeats", "2", "--public", public
     ).succeeded()
@@ -294,7 +294,7 @@ def test_agents_of_different_sizes_are_said(cli, study_file, public):
         (["--agents", 3, "--rows", "50", "--public", "nowhere.csv"], "there is no such file"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(cli, study_file, tmp_path, wrong, sentence):
+def test_invalid_plans_are_reported_in_one_sentence(cli, study_file, tmp_path, wrong, sentence):
     folder = tmp_path / "out"
     answer = cli("plan", study_file, *wrong, "-o", folder)
     assert answer.code == 2
@@ -303,7 +303,7 @@ def test_mistakes_are_told_in_a_sentence(cli, study_file, tmp_path, wrong, sente
     assert not folder.exists()
 
 
-def test_a_study_without_columns_is_planned_on_made_up_rows_only(cli, tmp_path, public):
+def test_a_study_without_columns_is_planned_on_synthetic_rows_only(cli, tmp_path, public):
     path = tmp_path / "plain.toml"
     cli("study", "new", path).succeeded()
     if "[columns" in path.read_text():

@@ -1,4 +1,4 @@
-"""Sentences of ``dpadmm plan`` about forecasts that are given here."""
+"""Sentences of ``dpadmm plan`` for given forecasts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRID = ForecastGrid((0.5, 1.0, 2.0), (20, 100), (1.0, 20))
 
 
 def plan_of(means: dict[int, float], goal: Goal, *, log_loss=0.5, sensitivity=0.6, alone: float | None = None) -> Plan:
-    """A plan where ε does not matter, and so many rounds reach so much."""
+    """Return a plan with given accuracies by number of rounds, for every ε."""
     study = study_from(tomllib.loads(planned.STUDY))
 
     def both(mean: float, std: float = 0.0) -> dict[str, Value]:
@@ -60,14 +60,14 @@ def test_rounds_that_would_reach_a_missed_goal_are_named():
     assert shown({20: 0.70, 100: 0.71}, goal).endswith(missed)
 
 
-def test_what_would_reach_a_goal_is_said():
+def test_settings_that_reach_a_goal_are_named():
     no_cell = "None of the tried combinations of ε and rounds reaches the goal; "
     assert f"{no_cell}more rows would help." in shown({20: 0.70, 100: 0.60}, Goal("accuracy", 0.8))
     beyond = f"{no_cell}a model without noise would not either."
     assert beyond in shown({20: 0.70, 100: 0.76}, Goal("accuracy", 0.95))
 
 
-def test_public_rows_alone_stand_beside_the_study():
+def test_public_rows_alone_are_compared_with_the_study():
     text = shown({20: 0.80, 100: 0.80}, Goal("accuracy", 0.7), alone=0.75)
     assert (
         "The public rows alone reach 75.0%; the study, which starts from them, is forecast to reach 80.0%. "
@@ -101,13 +101,13 @@ def test_a_study_is_not_recommended_if_its_intervals_are_unlikely():
     assert unlikely.to_dict()["verdict"] == "not recommended"
 
 
-def test_probabilities_that_are_worth_nothing_are_named():
+def test_uninformative_probabilities_are_reported():
     warning = "Its log-loss is no better than that of a constant prediction"
     assert warning in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), log_loss=0.7)
     assert warning not in shown({20: 0.80, 100: 0.80}, Goal("accuracy"))
 
 
-def test_a_class_that_is_hardly_ever_predicted_is_named():
+def test_a_class_that_is_rarely_predicted_is_reported():
     hardly = "It will predict yes for hardly anyone: use its probabilities, or class weights (docs/how-to/weights.md)."
     assert hardly in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), sensitivity=0.09)
     assert "hardly anyone" not in shown({20: 0.80, 100: 0.80}, Goal("accuracy"), sensitivity=0.1)
@@ -121,7 +121,7 @@ def test_rounds_to_compare_depend_on_the_method():
         assert other_rounds(replace(study, training=training)) == others
 
 
-def test_time_is_told_in_words():
+def test_durations_are_formatted():
     for seconds, words in [
         (0.2, "less than a second"),
         (1.0, "about 1 second"),

@@ -1,4 +1,4 @@
-"""``dpadmm predict`` and ``dpadmm evaluate``: tables in, answers and figures out."""
+"""``dpadmm predict`` and ``dpadmm evaluate``: predictions and metrics of tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "t.csv"
 
 
-def test_predictions_stand_beside_what_is_kept(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
+def test_kept_columns_are_in_the_output(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
     words = ["predict", model, "--data", table, "--keep", "name", "--keep", "z"]
     shown = cli(*words, "-o", tmp_path / "p.csv", columns=200).succeeded().out
     assert f"3 predictions: {tmp_path / 'p.csv'}" in shown
@@ -91,7 +91,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_one_sentence_and_leave_nothing(
+def test_errors_are_one_sentence_and_leave_no_file(
     name: str, cli: Cli, tmp_path: Path, model: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "BLOCK_BYTES", 4096)
@@ -116,7 +116,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
 # --- evaluate ----------------------------------------------------------------------------------------------
 
 
-def test_figures_are_shown_with_what_they_give_away(cli: Cli, model: Path, table: Path) -> None:
+def test_metrics_are_shown_with_a_privacy_warning(cli: Cli, model: Path, table: Path) -> None:
     answer = cli("evaluate", model, "--data", table, columns=200).succeeded()
     assert re.search(r"on 3 rows of t\.csv", answer.out)
     assert re.search(r"accuracy +\d", answer.out)
@@ -149,7 +149,7 @@ def test_an_evaluation_fits_the_screen_and_shows_calibration(cli: Cli, tmp_path:
             assert "mean loss" not in text  # it is the log-loss
 
 
-def test_a_class_that_is_never_predicted_is_named(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
+def test_a_class_that_is_never_predicted_is_reported(cli: Cli, tmp_path: Path, model: Path, table: Path) -> None:
     never = "Never predicted: bad. Either use the probabilities or train with class weights"
     assert never not in " ".join(cli("evaluate", model, "-d", table).succeeded().out.split())
     table.write_text("name,x,c,z\n1,0,b,bad\n2,0,b,good [red]\n")
@@ -158,7 +158,7 @@ def test_a_class_that_is_never_predicted_is_named(cli: Cli, tmp_path: Path, mode
     assert "Never predicted" not in cli("evaluate", model, "-d", table).succeeded().out
 
 
-def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
+def test_metrics_as_json(cli: Cli, model: Path, table: Path) -> None:
     found = cli("evaluate", model, "-d", table, "--json").succeeded().json
     assert found["rows"] == 3
     assert found["classes"] == list(CLASSES)
@@ -177,7 +177,7 @@ def test_figures_for_machines(cli: Cli, model: Path, table: Path) -> None:
         (["--label", "y"], "no column 'y'"),
     ],
 )
-def test_mistakes_of_an_evaluation(
+def test_invalid_evaluations(
     cli: Cli, tmp_path: Path, model: Path, table: Path, words: list[str], pattern: str
 ) -> None:
     before = sorted(tmp_path.iterdir())
@@ -197,7 +197,7 @@ def as_csv(text: str) -> str:
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_a_class_is_no_formula_in_a_csv(cli: Cli, tmp_path: Path, formula: str) -> None:
+def test_classes_are_escaped_in_a_csv(cli: Cli, tmp_path: Path, formula: str) -> None:
     classes = (formula, "-1.5")
     label = Label("z", classes=classes)
     model = dataclasses.replace(MODEL, classes=classes, label=label).save(tmp_path / "m.dpadmm")
@@ -213,7 +213,7 @@ def test_a_class_is_no_formula_in_a_csv(cli: Cli, tmp_path: Path, formula: str) 
     assert all(0.0 <= float(row["probability -1.5"]) <= 1.0 for row in rows)
 
 
-def test_kept_columns_and_cells_are_no_formulas_in_a_csv(cli: Cli, tmp_path: Path, model: Path) -> None:
+def test_kept_columns_and_cells_are_escaped_in_a_csv(cli: Cli, tmp_path: Path, model: Path) -> None:
     texts = [*FORMULAS, *NO_FORMULAS, "\t=1", None]
     table = pa.table(
         {
@@ -236,7 +236,7 @@ def test_kept_columns_and_cells_are_no_formulas_in_a_csv(cli: Cli, tmp_path: Pat
     assert pa.parquet.read_table(tmp_path / "p.parquet")["=id"].to_pylist() == texts
 
 
-def test_names_of_coefficients_are_no_formulas_in_a_csv(cli: Cli, tmp_path: Path) -> None:
+def test_names_of_coefficients_are_escaped_in_a_csv(cli: Cli, tmp_path: Path) -> None:
     weights, classes = np.eye(2, 3), ("=a", "b", "-1")
     model = Model(weights, "multiclass", "softmax", classes=classes, feature_names=("@x", "y"))
     cli("explain", model.save(tmp_path / "m.dpadmm"), "--table", tmp_path / "t.csv").succeeded()

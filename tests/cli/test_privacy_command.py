@@ -1,4 +1,4 @@
-"""``dpadmm privacy``: what it prints, its JSON, its refusals."""
+"""``dpadmm privacy``: output, JSON, errors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_person_with_several_rows():
     assert protected["person_epsilon_exact"] <= 1.0
 
 
-def test_no_noise_is_said_plainly_and_stays_json():
+def test_zero_noise_is_reported_and_valid_json():
     assert "no privacy guarantee" in run("-z 0 --delta 1e-3 -t 5")
     assert values("-z 0 --delta 1e-3 -t 5 --epsilon 9 --cross-check")["epsilon_exact"] is None
 

@@ -1,4 +1,4 @@
-"""Studies whose rounds differ: what every command says of their release plan, from the study to the privacy report."""
+"""Studies whose rounds differ: the release plan in every command, from the study to the privacy report."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def narrow(answer) -> str:
     return flat(answer.out)
 
 
-def test_study_review_and_training_say_what_is_released_with_which_noise(cli, place, planned):
+def test_study_review_and_training_show_releases_and_noise(cli, place, planned):
     (_, first, _), (_, later, _), (_, last, _) = planned
     read_site("site.toml").begin()
     gradients = f"{later:.4f} in rounds 2 to 19 (preconditioned_gradient)"

@@ -1,4 +1,4 @@
-"""``dpadmm simulate``: files in, run folder out, mistakes in one sentence, interruption at any moment."""
+"""``dpadmm simulate``: files, run folder, one sentence for every error, interruption at any time."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ BAD = {
 }  # fmt: skip
 
 
-def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path_factory: pytest.TempPathFactory):
+def test_invalid_input_is_one_sentence_and_leaves_no_file(cli, tmp_path_factory: pytest.TempPathFactory):
     for name, (make, complaint) in BAD.items():
         with case(name), pytest.MonkeyPatch.context() as monkeypatch:
             tmp_path = tmp_path_factory.mktemp("case")
@@ -252,7 +252,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path_factory: pyt
 
 
 @pytest.mark.parametrize(("repeats", "named"), [("1", ""), ("2", "run 1 of 2: ")])
-def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(cli, tmp_path, repeats, named):
+def test_a_diverging_run_is_one_sentence_and_leaves_no_file(cli, tmp_path, repeats, named):
     words = ["-d", "synthetic", "--method", "dp_sgd", "--set", "method.learning_rate=1e100", "--alpha", "1"]
     answer = cli("simulate", *words, "-e", "1", "-t", "9", "--repeats", repeats, "-o", tmp_path / "out")
     refused(answer, rf"^dpadmm: {named}dp_sgd diverged in round 4 of 9: .*; use a smaller learning_rate")
@@ -268,7 +268,7 @@ def refused(answer, complaint: str, code: int = 2) -> None:
     assert "Traceback" not in answer.err
 
 
-def test_bad_budgets(cli, tmp_path_factory: pytest.TempPathFactory):
+def test_invalid_budgets(cli, tmp_path_factory: pytest.TempPathFactory):
     for words, complaint in [
         ([], "exactly one of epsilon .*none given"),
         (["--round-epsilon", "1.5"], "exact"),
@@ -290,7 +290,7 @@ def test_a_round_epsilon_above_1_works_when_calibrated_exactly(cli):
     assert cli("simulate", *words).succeeded().json["runs"]["1"]["privacy"]["private"]
 
 
-def test_a_lonely_owner_is_refused_whichever_rows_are_held_out(cli, tmp_path_factory: pytest.TempPathFactory):
+def test_an_owner_with_one_training_row_is_refused(cli, tmp_path_factory: pytest.TempPathFactory):
     for repeats, seed in product([1, 4], range(6)):
         with case(repeats, seed):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -299,8 +299,8 @@ def test_a_lonely_owner_is_refused_whichever_rows_are_held_out(cli, tmp_path_fac
             assert not (tmp_path / "out").exists()
 
 
-def test_an_impossible_split_of_a_later_repeat_is_found_before_the_first_run(cli, tmp_path):
-    """With two rows of 60 and a fifth held out, most seeds leave the owner too few, but not all."""
+def test_an_invalid_split_of_a_later_repeat_is_found_before_the_first_run(cli, tmp_path):
+    """With two of 60 rows and a fifth held out, most seeds leave the owner too few rows, but not all."""
     table = only("label", "owner")
     table["owner"][4] = table["owner"][5] = "east"
     words = ["--data", write_csv(tmp_path / "few.csv", table), *BINARY, "--by", "owner", "-e", "1", "-t", "2"]
@@ -347,7 +347,7 @@ def test_overwrite_replaces_the_run_and_keeps_other_files(cli, tmp_path, rows_cs
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_one_sentence_and_no_half_file(cli, tmp_path, rows_csv, monkeypatch, call):
+def test_a_full_disk_is_one_sentence_and_leaves_no_partial_file(cli, tmp_path, rows_csv, monkeypatch, call):
     words = ["simulate", "--data", rows_csv, *BINARY, *QUICK, "-o", tmp_path / "out"]
     cli(*words).succeeded()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -364,7 +364,7 @@ def test_a_full_disk_is_one_sentence_and_no_half_file(cli, tmp_path, rows_csv, m
 
 
 def numbers(answer) -> dict:
-    """The measures that a run repeated must repeat: all but the time."""
+    """Return the measures that a repeated run must reproduce: all except the time."""
     measures = answer.json["measures"]
     return {name: values for name, values in measures.items() if name != "seconds"}
 
@@ -420,7 +420,7 @@ def test_regression(cli, tmp_path, loss):
     assert load_model(tmp_path / "out" / "model-1.npz").predict(np.eye(3)).dtype == float
 
 
-def test_clipping_makes_long_rows_usable(cli, tmp_path):
+def test_clip_rows_accepts_large_norms(cli, tmp_path):
     words = _cell("x1", 1.5)(tmp_path)
     assert cli("simulate", *words, *QUICK, "--clip-rows").succeeded().err == ""
 
@@ -480,7 +480,7 @@ OTHER = {
 }
 
 
-def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows_csv):
+def test_options_override_the_toml_file(cli, tmp_path, rows_csv):
     left_out = {each.name for each in parameters(dpadmm.Settings)} - set(CHOSEN)
     assert left_out == {"epsilon", "noise_multiplier", "aggregation", "min_honest_sites", "aborted_rounds"}
     about = {"data": str(rows_csv), "label": "label", "classes": ["no", "yes"], "repeats": 2}
@@ -511,7 +511,7 @@ def test_every_option_from_toml_and_from_the_line_which_wins(cli, tmp_path, rows
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_file_keeps_the_parameters_of_a_choice_that_the_line_does_not_change(cli, tmp_path):
+def test_parameters_in_the_file_are_kept_unless_the_choice_changes(cli, tmp_path):
     (tmp_path / "s.toml").write_text(
         'data = "synthetic"\nepsilon = 1.0\nn_rounds = 2\n[method]\nname = "dp_admm"\nrho = 0.3\n'
     )
@@ -535,7 +535,7 @@ def test_a_file_keeps_the_parameters_of_a_choice_that_the_line_does_not_change(c
         ("--loss huber --set loss.dleta=1", "huber has no parameter 'dleta'; did you mean 'delta'? Parameters: delta"),
     ],
 )
-def test_a_parameter_of_what_was_not_chosen_is_refused(cli, tmp_path, words, message):
+def test_a_parameter_of_another_choice_is_refused(cli, tmp_path, words, message):
     answer = cli("simulate", "-d", "synthetic", "-e", "1", "-o", tmp_path / "out", *words.split())
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
@@ -565,7 +565,7 @@ def test_parameters_of_a_choice_are_listed(cli):
     assert "regularizer.?" in cli("simulate", "--set", "model.?").err
 
 
-def test_dashes_short_names_and_switching_off(cli, tmp_path, rows_csv):
+def test_dashes_short_names_and_negated_options(cli, tmp_path, rows_csv):
     text = f"data = '{rows_csv}'\nlabel = 'label'\nclasses = 'no,yes'\nagents = 3\nrounds = 2\n"
     (tmp_path / "s.toml").write_text(text + "round-epsilon = 0.5\nclip-rows = true\nintercept = true\n")
     used = cli("simulate", "-c", tmp_path / "s.toml", "--no-intercept", "--json").succeeded().json["settings"]
@@ -576,7 +576,7 @@ def test_dashes_short_names_and_switching_off(cli, tmp_path, rows_csv):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A run of two repeats, made once, with names that TOML and the terminal must not trip over."""
+    """Two repeats of a run, with special characters in names."""
     folder = tmp_path_factory.mktemp("run")
     path = write_csv(folder / "r [b]öws 😀.csv", only("label"))
     words = ["simulate", "--data", str(path), *BINARY, "-e", "2", "-n", "3", "-t", "4", "--repeats", "2"]
@@ -669,7 +669,7 @@ def test_readable_at_any_width(cli, rows_csv, words, columns):
         assert any(name in line and line.strip()[-1] in "0123456789%" for line in lines)
 
 
-def test_names_are_shown_as_they_are(cli, tmp_path, monkeypatch):
+def test_names_are_printed_unchanged(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_csv(Path("[red]rows.csv"), only("label"))
     out = "a-long-name-" * 8
@@ -697,8 +697,8 @@ def _wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def test_ctrl_c_keeps_the_rounds_done(command, tmp_path):
-    """The progress bar, shown on a terminal, tells when rounds have begun."""
+def test_ctrl_c_keeps_the_completed_rounds(command, tmp_path):
+    """The progress bar on a terminal shows when rounds have begun."""
     screen, theirs = pty.openpty()
     with subprocess.Popen(
         [*command, *LONG, "-t", "1000000", "-o", "out"],
@@ -789,7 +789,7 @@ def test_an_interrupted_run_is_kept_but_not_mixed_into_the_mean(cli, tmp_path, r
 
 
 def test_ctrl_c_while_data_is_read(command, tmp_path):
-    """A named pipe that never sends anything stands for a large file."""
+    """A named pipe that sends nothing represents a large file."""
     os.mkfifo(tmp_path / "slow.csv")
     with subprocess.Popen(
         [*command, "simulate", "-d", "slow.csv", *BINARY, *QUICK, "-o", "out"],
@@ -818,7 +818,7 @@ def test_ctrl_c_while_data_is_read(command, tmp_path):
 
 @pytest.mark.parametrize("moment", ["before round 1 of run 1", "before round 1 of run 2", "between", "writing"])
 def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment):
-    """Whatever is interrupted, runs that have finished are shown and whole in the folder."""
+    """After any interruption, finished runs are shown and complete in the folder."""
     import dpadmm.cli.simulate as module
     from dpadmm.methods import DpAdmm
 
@@ -854,7 +854,7 @@ def test_ctrl_c_at_awkward_moments(cli, tmp_path, rows_csv, monkeypatch, moment)
     assert load_model(tmp_path / "out" / "model-1.npz").weights.shape == (3, 1)
 
 
-def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
+def test_a_killed_run_leaves_complete_files(command, tmp_path, rows_csv):
     words = ["simulate", "-d", rows_csv, *BINARY, *QUICK, "--repeats", "1000", "-o", tmp_path / "out"]
     with subprocess.Popen([*command, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         _wait(lambda: (tmp_path / "out" / "model-3.npz").exists())
@@ -872,7 +872,7 @@ def test_a_killed_run_leaves_whole_files(command, tmp_path, rows_csv):
     assert tomllib.loads((tmp_path / "out" / "settings.toml").read_text())["seed"] == 7
 
 
-def test_a_total_says_how_it_was_added_up(cli):
+def test_the_accountant_of_a_total_is_named(cli):
     for words, shown, not_shown in [
         (["--method", "admm_dvp"], "total ε, Rényi bound of objective perturbation", "moments bound"),
         (["--method", "admm_dvp", "--set", "method.mechanism=pure"], "optimal composition of pure ε", "multiplier"),
@@ -887,7 +887,7 @@ def test_a_total_says_how_it_was_added_up(cli):
 
 
 @pytest.mark.parametrize("method", ["admm_pvp", "admm_dvp"])
-def test_a_method_that_does_not_apply_says_why(cli, method):
+def test_a_method_that_does_not_apply_is_an_error_with_a_reason(cli, method):
     answer = cli("simulate", "-d", "synthetic", "-e", 1, "--method", method, "--regularizer", "l1")
     assert answer.code == 2
     assert answer.err.startswith(f"dpadmm: {method} does not apply: ")
@@ -916,7 +916,7 @@ def test_a_study_is_simulated_and_its_folder_runs_again_to_the_same_numbers(cli,
     cli("verify", tmp_path / "out" / "model-1.privacy.json").succeeded()
 
 
-def test_options_that_a_study_answers_are_refused(cli, tmp_path):
+def test_options_that_the_study_sets_are_refused(cli, tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(mixed_tables.to_toml(mixed_tables.make_study()))
     for words, complaint in [

@@ -14,9 +14,9 @@ from mixed_tables import to_toml
 
 from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.accounting.verification import read_privacy_report
-from dpadmm.cli.console import rounded_up
 from dpadmm.federation.local import SECURE_AGGREGATION, new_site
 from dpadmm.federation.site.decisions import accept
+from dpadmm.rendering.formats import rounded_up
 from dpadmm.trusted.ledger import DATABASE, MARK, Ledger, read_ledger
 
 A, B = "a1" * 32, "b2" * 32

@@ -13,8 +13,8 @@ import pytest
 from looping import case
 
 from dpadmm.accounting import exact_epsilon
-from dpadmm.cli.console import rounded_up
 from dpadmm.federation.site.decisions import decide
+from dpadmm.rendering.formats import rounded_up
 from dpadmm.sites import table as site_table
 from dpadmm.sites.site import read_site
 from dpadmm.studies.reading import read_study
@@ -510,8 +510,8 @@ def test_check_counts_what_a_study_makes_of_the_cells(cli, site_file, study_file
     table = site_file.parent / "table.csv"
     table.write_text(table.read_text().replace(",yes", ",maybe").replace("0.5", "old"))
     said = text_of(cli("site", "check", "--site", site_file, "--study", study_file).succeeded())
-    assert "the label 'repaid' is none of the classes no, yes in 4 rows, first in row" in said
-    assert "column 'age': the cell in row 1 should be a number and is not; correct it" in said
+    assert "the label 'repaid' is none of the classes no, yes in 4 rows (" in said
+    assert "column 'age': the cells in 7 rows (1, 2, 3, …) should be numbers and are not" in said
     assert "old" not in said
 
 

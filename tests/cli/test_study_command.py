@@ -1,4 +1,4 @@
-"""``dpadmm study``: an example to change, and what a study means."""
+"""``dpadmm study``: drafts, checks, confirmation and description of studies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_example_is_a_study_and_is_not_overwritten(cli, study_file):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_show_says_what_is_asked(cli, study_file, columns):
+def test_show_describes_the_study(cli, study_file, columns):
     study = read_study(study_file)
     text = cli("study", "show", study_file, columns=columns).succeeded().out
     assert max(map(len, text.splitlines())) <= columns
@@ -82,7 +82,7 @@ def test_show_says_what_is_asked(cli, study_file, columns):
     assert "moments bound" not in text  # it is for equal rounds
 
 
-def test_show_says_what_the_paper_s_method_costs(cli, study_file):
+def test_show_describes_the_cost_of_the_paper_s_method(cli, study_file):
     text = study_file.read_text().replace('"auto"', '"dp_admm"')
     study_file.write_text(text + 'method.weight_radius = "assumed"\n')
     study = read_study(study_file)
@@ -145,7 +145,7 @@ def test_a_study_of_numbers(cli, plain_file):
         ("format", "form at", "not valid TOML"),
     ],
 )
-def test_a_mistake_is_one_sentence(cli, study_file, old, new, complaint):
+def test_an_error_is_one_sentence(cli, study_file, old, new, complaint):
     assert old in study_file.read_text()
     study_file.write_text(study_file.read_text().replace(old, new, 1))
     answer = cli("study", "show", study_file)
@@ -158,7 +158,7 @@ def test_a_mistake_is_one_sentence(cli, study_file, old, new, complaint):
     assert complaint in answer.err
 
 
-def test_a_file_that_is_not_there(cli, tmp_path):
+def test_a_missing_file(cli, tmp_path):
     answer = cli("study", "show", tmp_path / "none.toml")
     assert answer.code == 2
     assert "no such file" in answer.err
@@ -241,7 +241,7 @@ def test_from_a_table_to_a_confirmed_study(cli, tmp_path, table_file):
     assert (again.code, path.read_bytes()) == (2, before)
 
 
-def test_a_study_with_secure_aggregation_says_what_its_epsilon_rests_on(cli, tmp_path, table_file):
+def test_a_study_with_secure_aggregation_states_its_assumptions(cli, tmp_path, table_file):
     words = ["--aggregation", "secure", "--min-honest-sites", "5", "--max-rows-per-site", "100000"]
     drafted, example, local = (tmp_path / name for name in ("drafted.toml", "example.toml", "local.toml"))
     cli("study", "new", drafted, "--from", table_file, "--label", "repaid", *words).succeeded()
@@ -301,7 +301,7 @@ def test_from_a_dictionary(cli, tmp_path):
         (["--from-dictionary", "{table}"], "requires exactly one column 'name'"),
     ],
 )
-def test_nothing_is_written_where_nothing_can_be_drafted(cli, tmp_path, table_file, options, complaint):
+def test_nothing_is_written_without_a_draft(cli, tmp_path, table_file, options, complaint):
     before = sorted(tmp_path.iterdir())
     answer = cli("study", "new", tmp_path / "x.toml", *(each.format(table=table_file) for each in options))
     assert (answer.code, answer.out) == (2, "")
@@ -310,7 +310,7 @@ def test_nothing_is_written_where_nothing_can_be_drafted(cli, tmp_path, table_fi
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_path):
+def test_check_counts_cells_beyond_the_bounds_and_values(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
     rows = [f"{10.0**k},{k},{'car' if k % 2 else 'boat'},{'' if k < 2 else 'yes'},yes" for k in range(10)]
     table.write_text("income,age,purpose,employed,repaid\n" + "\n".join(rows) + "\n")
@@ -326,7 +326,7 @@ def test_check_counts_what_a_table_has_beyond_the_study(cli, study_file, tmp_pat
     assert found["table"]["columns"]["employed"] == {"clamped": 0, "unknown": 0, "missing": 2}
 
 
-def test_check_tells_every_problem_of_a_table(cli, study_file, tmp_path):
+def test_check_lists_every_problem_of_a_table(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text(
         'Income,age,purpose,purpose,employed,repaid\n1,"4,5",a,a,yes,maybe\n1,5,a,a,yes,\n1,5,a,a,yes,Yes\n'
@@ -357,7 +357,7 @@ def test_check_notes_that_public_rows_do_not_influence_estimates_with_intervals(
     assert "Warning" not in said
 
 
-def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):
+def test_check_reports_an_open_quotation_mark(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
     lines = ["50,50,car,yes,yes,x"] * 100
     lines[40] = '50,50,car,yes,yes,"x'
@@ -366,7 +366,7 @@ def test_check_tells_that_a_quotation_mark_is_open(cli, study_file, tmp_path):
     assert "101 lines of the file make 41 rows: is a quotation mark open" in text_of(answer)
 
 
-def test_check_warns_of_a_budget_that_promises_little(cli, study_file, tmp_path):
+def test_check_warns_about_a_large_budget(cli, study_file, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("income,age,purpose,employed,repaid\n" + "200,30,car,yes,yes\n" * 30)
     assert "Warning" not in cli("study", "check", study_file, "--data", table).succeeded().out
@@ -385,7 +385,7 @@ def test_the_json_schema(cli, tmp_path):
     assert json.loads((tmp_path / "study.schema.json").read_text(encoding="utf-8")) == shown
 
 
-def test_the_column_that_says_whose_a_row_is_can_be_left_out(cli, tmp_path):
+def test_the_owner_column_can_be_omitted(cli, tmp_path):
     rows = "\n".join(f"{k % 7}.5,{'abc'[k % 3]},{'no' if k % 2 else 'yes'}" for k in range(40))
     (tmp_path / "t.csv").write_text(f"age,hospital,ill\n{rows}\n")
     given = ("--from", tmp_path / "t.csv", "--label", "ill", "--by")
@@ -413,7 +413,7 @@ def test_problems_are_a_table_that_fits_the_screen(cli, study_file, columns):
     assert "a" * 20 in said
 
 
-def test_check_counts_the_rows_that_would_be_shortened(cli, plain_file, tmp_path):
+def test_check_counts_the_rows_that_would_be_clipped(cli, plain_file, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("income,age\n0.1,0.2\n3,4\n0,0\n1,1\n")
     text = text_of(cli("study", "check", plain_file, "--data", table).succeeded())

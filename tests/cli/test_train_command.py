@@ -1,4 +1,4 @@
-"""``dpadmm train``: from a study and a table to a model and its privacy report; one sentence for every mistake."""
+"""``dpadmm train``: from a study and a table to a model and its privacy report; one sentence for every error."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_from_a_table_to_predictions(cli: Cli, tmp_path: Path, table: Path, stud
 
 
 @pytest.mark.parametrize("seed", [[], ["--seed", "1"]], ids=["exact", "seeded"])
-def test_a_run_that_diverges_is_one_sentence_and_leaves_nothing(
+def test_a_diverging_run_is_one_sentence_and_leaves_no_file(
     cli: Cli, tmp_path: Path, table: Path, seed: list[str]
 ) -> None:
     steep = {"method": {"name": "dp_sgd", "learning_rate": 1e100}, "alpha": 1.0}
@@ -115,7 +115,7 @@ def test_exact_noise_is_never_the_same_and_seeded_noise_is(cli: Cli, tmp_path: P
     assert "without privacy protection" in " ".join(answer.out.split())
 
 
-def test_rounds_that_were_filled_in_are_said_with_the_hash_of_the_study_as_run(cli: Cli, tmp_path: Path, table: Path):
+def test_chosen_rounds_are_reported_with_the_hash_of_the_study_as_run(cli: Cli, tmp_path: Path, table: Path):
     given = tmp_path / "study.toml"
     for left_out in (True, False):
         text = to_toml(make_study(method="auto", n_rounds=8))
@@ -141,7 +141,7 @@ def test_json_for_machines(cli: Cli, tmp_path: Path, table: Path, study: Path) -
     assert answer.err == ""
 
 
-def test_quiet_says_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+def test_quiet_prints_nothing(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m", "--quiet").succeeded()
     assert (answer.out, answer.err) == ("", "")
     assert (tmp_path / "m.privacy.json").exists()
@@ -179,7 +179,7 @@ def test_wrong_units_are_warned_about(cli: Cli, tmp_path: Path, study: Path) -> 
         assert "Warning: column 'n0'" in cli(*words, columns=200).succeeded().out
 
 
-def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path, table: Path) -> None:
+def test_a_large_budget_is_warned_about(cli: Cli, tmp_path: Path, table: Path) -> None:
     path = tmp_path / "large.toml"
     path.write_text(to_toml(make_study(method="auto", epsilon=30.0, delta=0.5, n_rounds=5)))
     out = cli("train", path, "-d", table, "-o", tmp_path / "m", columns=200).succeeded().out
@@ -189,7 +189,7 @@ def test_a_budget_that_promises_little_is_warned_about(cli: Cli, tmp_path: Path,
 
 
 @pytest.mark.parametrize("method", ["auto", "dp_admm"])
-def test_public_rows_are_a_start_and_the_report_stays_the_same(
+def test_public_rows_initialise_training_and_do_not_change_the_report(
     cli: Cli, tmp_path: Path, table: Path, method: str
 ) -> None:
     study, public = tmp_path / "s.toml", write_csv(tmp_path / "public.csv", make_cells(400, seed=1))
@@ -211,7 +211,7 @@ def test_public_rows_are_a_start_and_the_report_stays_the_same(
 
 @pytest.fixture
 def started(tmp_path: Path, table: Path) -> Path:
-    """A study with public rows of its own."""
+    """A study with public rows."""
     public = write_csv(tmp_path / "sample.csv", make_cells(400, seed=1))
     text = to_toml(make_study(method="auto", epsilon=0.3, **QUICK))
     (tmp_path / "started.toml").write_text(f'{text}\n[public_rows]\nfile = "sample.csv"\nsha256 = "{digest(public)}"\n')
@@ -222,7 +222,7 @@ def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_study_s_public_rows_are_the_start_unless_told_otherwise(
+def test_the_study_s_public_rows_are_the_default_initialisation(
     cli: Cli, tmp_path: Path, table: Path, started: Path
 ) -> None:
     sample, bare = tmp_path / "sample.csv", tmp_path / "bare.toml"
@@ -279,7 +279,7 @@ def _of_one_class(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _started(change: Callable[[Path], object], *words: object) -> Make:
-    """A study whose own public rows are changed after it was written."""
+    """A study whose public rows change after it was written."""
 
     def make(folder: Path) -> list[Any]:
         public = write_csv(folder / "sample.csv", make_cells(60, seed=1))
@@ -358,7 +358,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_sentence_and_writes_nothing(
+def test_an_error_is_one_sentence_and_writes_no_file(
     name: str, cli: Cli, tmp_path: Path, table: Path, study: Path
 ) -> None:
     make, pattern = MISTAKES[name]
@@ -378,7 +378,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_privacy_report_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
+def test_an_existing_privacy_report_is_not_replaced(cli: Cli, tmp_path: Path, table: Path, study: Path) -> None:
     (tmp_path / "m.privacy.json").write_text("mine")
     answer = cli("train", study, "-d", table, "-o", tmp_path / "m.dpadmm")
     assert answer.code == 2
@@ -386,8 +386,8 @@ def test_a_privacy_report_that_is_there_is_not_replaced(cli: Cli, tmp_path: Path
     assert not (tmp_path / "m.dpadmm").exists()
 
 
-def test_no_row_beyond_the_bounds_is_anybody_else_s_business(cli: Cli, tmp_path: Path, table: Path) -> None:
-    """The model of a run holds no count of clamped cells: those are for the owner."""
+def test_counts_of_clamped_cells_are_for_the_owner_only(cli: Cli, tmp_path: Path, table: Path) -> None:
+    """A model contains no counts of clamped cells, which are for the owner only."""
     study = tmp_path / "s.toml"
     tight = replace(SCHEMA, columns=(Number("n0", (-0.1, 0.1)), *SCHEMA.columns[1:]))
     study.write_text(to_toml(make_study(schema=tight, **QUICK)))

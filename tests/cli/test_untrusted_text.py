@@ -48,7 +48,7 @@ epsilon = 3.0
 
 @pytest.fixture(scope="module")
 def files(once) -> Path:
-    """A study, a table, a model, a privacy report, statistics, a ledger and a site, all of them good."""
+    """Create a valid study, table, model, privacy report, statistics, ledger and site."""
 
     def make(folder: Path) -> None:
         from dpadmm.data.table import encode_table
@@ -74,7 +74,7 @@ def files(once) -> Path:
 
 @pytest.fixture
 def hostile(files: Path, tmp_path: Path) -> Path:
-    """The same files in a folder of which the name is hostile."""
+    """Create the same files in a folder with a hostile name."""
     shutil.copytree(files, tmp_path / f"folder {HOSTILE}")
     return tmp_path / f"folder {HOSTILE}"
 
@@ -162,7 +162,7 @@ MODEL_COMMANDS: dict[str, Callable[[Path], Sequence[object]]] = {
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """The model's file with another JSON part."""
+    """Write the model file with other JSON."""
     with np.load(path) as archive:
         arrays = dict(archive)
     about = json.loads(str(arrays.pop("about")))
@@ -294,7 +294,7 @@ def test_commands_print_through_the_console_module_alone():
             printed_elsewhere[path.stem] = [text for text in echoed if "printable(" not in text]
     assert {name: found for name, found in printed_elsewhere.items() if found} == {
         "__init__": ["dpadmm.__version__"],
-        "server": ['token.text if len(tokens) == 1 else f"{token.name} {token.text}"', "users_config(authority)"],
+        "server": ["token.text if len(tokens) == 1 else f'{token.name} {token.text}'", "users_config(authority)"],
         "doctor": ["dpadmm.__version__"],
         "study": ["text"],
     }

@@ -84,7 +84,7 @@ def test_as_json(cli, file, site):
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
-def test_a_false_figure_is_one_sentence(cli, file, factor):
+def test_a_wrong_value_is_one_sentence(cli, file, factor):
     document = json.loads(file.read_bytes())
     true = document["epsilon_by_delta"]["0.001"]
     document["epsilon_by_delta"]["0.001"] *= factor
@@ -94,8 +94,8 @@ def test_a_false_figure_is_one_sentence(cli, file, factor):
 
 
 @pytest.mark.parametrize("name", ["study", "hash", "method", "version", "agent", "n_rows", "statistic", "released"])
-def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, name):
-    """No ε depends on these: `verify` says so, and their owner sees it in the ledger (but for version and own name)."""
+def test_values_that_cannot_be_recomputed_are_taken_on_trust(cli, file, site, name):
+    """No ε depends on these values. The owner can compare them with the ledger, except version and name."""
     document = json.loads(file.read_bytes())
     (agent,) = document["agents"]
     match name:
@@ -125,7 +125,7 @@ def test_what_follows_from_nothing_is_the_word_of_the_signer(cli, file, site, na
 @pytest.mark.parametrize(
     "name", ["noise_multiplier", "charged", "rows_per_person", "delta", "min_honest_sites", "noise"]
 )
-def test_what_figures_follow_from_cannot_change_alone(cli, file, name):
+def test_inputs_cannot_change_without_the_derived_values(cli, file, name):
     document = json.loads(file.read_bytes())
     (agent,) = document["agents"]
     match name:
@@ -189,7 +189,7 @@ def test_many_groups_and_strange_names_fit_the_screen(cli, tmp_path):
     assert max(len(line) for line in answer.out.splitlines() if "many.json" not in line) <= 80
 
 
-def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
+def test_the_ledger_agrees_and_other_studies_are_counted(cli, site, file):
     text = one_line(cli("verify", file, "--ledger", site).succeeded().out)
     assert "The ledger agrees: 5 of 12 rounds released" in text
     assert "other studies, which are not included" not in text
@@ -210,7 +210,7 @@ def test_the_ledger_confirms_and_tells_of_other_studies(cli, site, file):
         ("released", lambda n: n + 1, "5 releases, but the privacy report has 6"),
     ],
 )
-def test_a_report_that_is_not_the_ledgers(cli, site, file, name, change, words):
+def test_a_report_that_contradicts_the_ledger(cli, site, file, name, change, words):
     report = read_privacy_report(file)
     ((_, z, made),) = report.groups[0].gaussian_counts
     made = (
@@ -241,6 +241,6 @@ def test_other_terms_than_the_ledgers(cli, site, file, change, words):
     refused(cli("verify", file, "--ledger", site), words)
 
 
-def test_files_and_folders_that_are_not_there(cli, file, tmp_path):
+def test_missing_files_and_folders(cli, file, tmp_path):
     refused(cli("verify", tmp_path / "none.json"), "none.json: there is no such file")
     refused(cli("verify", file, "--ledger", tmp_path / "nowhere"), "no ledger")

@@ -129,3 +129,19 @@ def test_large_whole_numbers_stored_as_floats_are_no_text() -> None:
     assert np.allclose(exact.features @ np.array([1.0, 2.0, 3.0]), [1.0, 2.0])
     with pytest.raises(DPADMMError, match="'code' has numbers from 10\\^15 that are stored as floating point"):
         encode_table(pd.DataFrame({"code": [10**16, 12345678901234567, None]}), schema, None)
+
+
+def test_a_frame_is_copied_at_most_once() -> None:
+    """Numbers are used in place. Text of pandas objects becomes Arrow text, once, for the columns of the study only."""
+    ages = RNG.uniform(0, 90, N)
+    for frame in (pd.DataFrame({"age": ages, "other": ages}), pl.DataFrame({"age": ages, "other": ages})):
+        own, source = frame["age"].to_numpy(), open_table(frame)
+        before = pa.total_allocated_bytes()
+        batches = list(source.batches({"age": pa.float64()}))
+        assert len(batches) == 2
+        assert all(np.shares_memory(own, np.from_dlpack(batch.column(0))) for batch in batches)
+        assert pa.total_allocated_bytes() - before < ages.nbytes // 10
+    words = pd.DataFrame({"sex": np.array(["f", "m"] * (N // 2), dtype=object), "other": ["long text"] * N})
+    before = pa.total_allocated_bytes()
+    batches = list(open_table(words).batches({"sex": pa.string()}))
+    assert pa.total_allocated_bytes() - before < 8 * N  # one letter and an offset of four bytes per cell

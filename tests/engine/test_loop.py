@@ -52,13 +52,13 @@ def watched(n_rounds: int = 7, **options: Any) -> tuple[list[RoundView], Outcome
 
 
 def runaway(n_rounds: int = 400, **options: Any) -> Outcome:
-    """Steps 1,000 times as long as the l2 term allows, so that every one overshoots."""
+    """Steps 1,000 times too long for the L2 term, so that each overshoots."""
     problem = Problem(Logistic(), L2(), 1.0)
     method = DpSgd(1e3, noise_multiplier=np.full(N, 1.0))
     return train(method, problem, ROWS, n_rounds=n_rounds, noise=SimulatedNoise(1, N, (5, 1)), **options)
 
 
-def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
+def test_a_diverging_run_raises_an_error_with_round_and_hint() -> None:
     seen: list[RoundView] = []
     with pytest.raises(DivergenceError, match=r"^dp_sgd diverged in round \d+ of 400: .*use a smaller l") as caught:
         runaway(observers=[seen.append])
@@ -69,7 +69,7 @@ def test_a_run_that_diverges_is_refused_with_its_round_and_a_way_out() -> None:
     assert runaway(caught.value.round - 1).rounds == len(seen)
 
 
-def test_a_mean_that_overflows_is_refused_though_every_round_is_finite() -> None:
+def test_an_overflowing_mean_is_divergence() -> None:
     problem = Problem(Logistic(), L2(), 0.0)
     method = DpSgd(1e8, noise_multiplier=np.full(N, 1e300))
     seen: list[RoundView] = []
@@ -127,7 +127,7 @@ def test_stop_when_still_stops_a_converged_run() -> None:
 
 
 @pytest.mark.parametrize("when", [1, 3, 7])
-def test_ctrl_c_keeps_the_rounds_done(when: int) -> None:
+def test_ctrl_c_keeps_the_completed_rounds(when: int) -> None:
     def press(view: RoundView) -> None:
         if view.round == when:
             raise KeyboardInterrupt
@@ -235,7 +235,7 @@ def test_an_absent_agents_upload_stays_in_the_mean_and_it_is_not_charged() -> No
     assert not first[2].any()
 
 
-def test_an_agent_that_is_gone_leaves_the_mean_and_the_duals_of_the_others_sum_to_zero() -> None:
+def test_an_absent_agent_leaves_the_mean_and_the_other_duals_sum_to_zero() -> None:
     mask = np.ones((PATIENCE + 12, N), dtype=bool)
     mask[5 : PATIENCE + 8, 1] = False  # it answers in round 5 last, and is back in round PATIENCE + 9
     others, means, duals = [0, *range(2, N)], {}, {}
@@ -253,7 +253,7 @@ def test_an_agent_that_is_gone_leaves_the_mean_and_the_duals_of_the_others_sum_t
     assert duals[len(mask)][1] < 1e-12, "when it is back, all sum to zero again"
 
 
-def test_everyone_present_is_the_same_as_no_plan() -> None:
+def test_full_participation_equals_no_plan() -> None:
     plan = PlannedParticipation(np.ones((7, N), dtype=bool))
     np.testing.assert_array_equal(run(7, participation=plan).consensus, run(7).consensus)
 
@@ -269,7 +269,7 @@ def test_random_participation_has_its_chance_and_its_seed() -> None:
     assert not all(np.array_equal(other(k), rounds[k - 1]) for k in range(1, 10))
 
 
-def test_someone_always_takes_part() -> None:
+def test_at_least_one_agent_participates() -> None:
     who = RandomParticipation(1e-9, 5, seed=0)
     rounds = [who(k) for k in range(1, 200)]
     assert {len(present) for present in rounds} == {1}

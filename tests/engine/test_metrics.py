@@ -1,4 +1,4 @@
-"""Measures of a run: what "global" and "local" mean for each average and method."""
+"""Measures of a run: global and local models by average and method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(**options: object) -> Result:
     return simulate("synthetic", **{**OPTIONS, **options})  # type: ignore[arg-type]
 
 
-def test_the_global_model_measured_is_the_one_released() -> None:
+def test_the_measured_global_model_is_the_released_one() -> None:
     for method, average in product(["dp_admm", "dp_sgd"], ["last", "all", "tail"]):
         with case(method, average):
             result = run(method=method, average=average)
@@ -36,7 +36,7 @@ def test_averages_differ() -> None:
     assert len(set(losses.values())) == 3
 
 
-def test_a_method_without_local_models_has_the_global_ones_measures() -> None:
+def test_local_measures_without_local_models_are_the_global_ones() -> None:
     end = run(method="dp_sgd", average="tail").trace.last()
     assert end["train_loss_local"] == end["train_loss_global"]
     assert end["test_error_local"] == end["test_error_global"]

@@ -1,4 +1,4 @@
-"""Simulated noise: reproducible per agent and round, independent between agents, and standard normal."""
+"""Simulated noise: reproducible per agent and round, independent, standard normal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_shape_and_type() -> None:
     assert (drawn.shape, drawn.dtype) == ((3, *SHAPE), np.float64)
 
 
-def test_agent_and_round_fix_the_numbers_whoever_else_takes_part() -> None:
+def test_agent_and_round_determine_the_numbers() -> None:
     which = list(range(1, 151))  # further than one buffer of rounds
     few, many = rounds(9, 2, which), rounds(9, 40, which)
     np.testing.assert_array_equal(few, many[:, :2])
@@ -153,14 +153,14 @@ def test_release_adds_scaled_noise_once() -> None:
 
 
 def test_a_seed_means_the_same_numbers_in_every_version() -> None:
-    """Or a published study could not be repeated; streams are 2⁴⁰ rounds apart."""
+    """Otherwise a published study could not be repeated. Streams are 2⁴⁰ rounds apart."""
     noise = SimulatedNoise(7, 1, (2, 1))
     for stream, numbers in enumerate(SEVEN):
         np.testing.assert_allclose(noise.draw(3, stream).ravel(), numbers, rtol=1e-12)
 
 
 @pytest.mark.parametrize("compute", [clean, sums])
-def test_of_agents_that_do_not_take_part_nothing_is_computed(
+def test_nothing_is_computed_for_absent_agents(
     compute: Callable[[CohortQuery], Floats],
 ) -> None:
     everyone, some = compute(wanted()), compute(wanted(np.array([0, 2])))
@@ -178,7 +178,7 @@ def test_simulated_mean_gradients_have_noise_of_z_times_their_sensitivity() -> N
     np.testing.assert_array_equal(noise.answer(calm), clean(calm))
 
 
-def test_exact_noise_is_drawn_for_those_who_take_part_and_from_the_system_by_default() -> None:
+def test_exact_noise_is_drawn_for_participants_from_the_operating_system() -> None:
     asked: list[tuple[int, int]] = []
 
     def source(agent: int, round: int) -> Draw:
@@ -202,7 +202,7 @@ def test_fresh_seeds_differ() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_streams_are_independent_and_the_first_is_as_ever() -> None:
+def test_streams_are_independent_and_the_first_is_the_default() -> None:
     noise = SimulatedNoise(5, 2, (100_000, 1))
     np.testing.assert_array_equal(noise.draw(3), noise.draw(3, stream=0))
     np.testing.assert_array_equal(noise.draw(3)[:, :, 0], standard_normals(5, 3, 2, 100_000))
@@ -239,7 +239,7 @@ def test_spherical_noise_of_other_rounds_and_streams_differs() -> None:
     assert len(np.unique(drawn)) == 18
 
 
-def test_spherical_noise_leaves_the_streams_of_others_alone() -> None:
+def test_spherical_noise_uses_its_own_streams() -> None:
     """Stream 0 is the mean gradients'; a second spherical draw of a round starts at 4."""
     asked: list[int] = []
 
@@ -259,7 +259,7 @@ def test_spherical_noise_in_one_dimension_is_laplace() -> None:
 
 
 class Moments:
-    """A statistic of another shape than the gradient's; it notes whom it was computed for."""
+    """A statistic with another shape than the gradient. It records the agents it was computed for."""
 
     name, row_norm, n_features, parameter_shape, shape = "moments", 2.0, 2, (), (3,)
 
@@ -288,13 +288,13 @@ def test_answers_have_the_shape_of_their_statistic_and_noise_of_its_own_bound() 
 
 
 @pytest.mark.parametrize("noise", [SimulatedNoise(1, 3, (2, 1)), ExactNoise()])
-def test_only_those_who_take_part_are_computed(noise: Any) -> None:
+def test_answers_are_computed_for_participants_only(noise: Any) -> None:
     moments, some = Moments(), np.array([0, 2])
     noise.answer(CohortQuery(wanted().rows, moments, np.zeros((3, 0)), np.ones(3), 4, some))
     assert moments.active == [some]
 
 
-def test_a_plan_has_the_prices_that_the_noise_states() -> None:
+def test_a_plan_has_the_events_of_the_noise_source() -> None:
     plan = ReleasePlan.of([Release(5.0), None, Release(2.0)])
 
     class Halved(SimulatedNoise):
@@ -314,7 +314,7 @@ def test_a_plan_has_the_prices_that_the_noise_states() -> None:
 
 
 def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_read() -> None:
-    """As a guard does, and only for those who take part."""
+    """As a guard, and only for participating agents."""
     loss = Logistic()
     rows, statistic = cohort(loss, sizes=(20, 30)), PreconditionedGradient(loss, 5)
     asked = np.tile(np.concatenate([np.ones(5), np.zeros(10)]), (2, 1))
@@ -330,8 +330,8 @@ def test_exact_noise_refuses_the_parameters_that_agents_refuse_before_rows_are_r
     assert not told[1].any()
 
 
-def test_the_weighted_mean_of_streamed_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within rounding, whoever takes part and however rows are stored; none of the answers is kept."""
+def test_the_weighted_mean_of_lazy_answers_is_that_of_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to rounding, for any participation and storage. No single answer is stored."""
     rng = np.random.default_rng(4)
     z = np.resize([0.0, 2.0, 5.0], 150)
     sizes = rng.integers(2, 6, 150)  # more agents than are added up in one go
@@ -369,14 +369,14 @@ def test_the_weighted_mean_of_streamed_answers_is_that_of_the_answers(monkeypatc
 
 
 class Unstreamed:
-    """A statistic that cannot add up answers while they are made."""
+    """A statistic without a weighted mean of its own."""
 
     def __init__(self, loss: Loss, n_features: int) -> None:
         self._moments = moments.Moments(loss, n_features)
         self.shape, self.row_norm, self.means = self._moments.shape, self._moments.row_norm, self._moments.means
 
 
-def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_shares_is_lazy_only_at_one_common_point(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, noise = wanted(), SimulatedNoise(3, 3, (2, 1))
     pooled = SecureSumNoise(noise, 2, asked.rows.n_rows, 4)
     apart = replace(asked, parameters=np.arange(6.0).reshape(3, 2, 1))
@@ -396,7 +396,7 @@ def test_the_sum_of_shares_is_streamed_at_one_point_for_all_and_nowhere_else(mon
 
 
 class Unweighted(SimulatedNoise):
-    """Noise of one's own, which knows single answers only."""
+    """A custom noise source with single answers only."""
 
     def weighted_mean(self, asked: CohortQuery, weights: Floats) -> Floats:
         raise NotImplementedError

@@ -44,7 +44,7 @@ def asked(z: float = 5.0, round: int = 1, active=None) -> CohortQuery:
     return CohortQuery(Cohort(), Nothing(), np.zeros((n, 0)), np.full(n, z), round, active)  # type: ignore[arg-type]
 
 
-def test_the_shares_of_the_honest_are_the_noise_of_a_release_and_those_of_others_come_on_top() -> None:
+def test_the_shares_of_honest_agents_add_up_to_the_noise_of_a_release() -> None:
     for noise in (ExactNoise(), SimulatedNoise(1, 8, (40, 1))):
         for min_honest_sites, active in ((8, None), (3, None), (2, np.array([1, 4, 6]))):
             pooled = SecureSumNoise(noise, min_honest_sites, Cohort.n_rows, 400)
@@ -68,7 +68,7 @@ def test_a_share_is_never_smaller_than_its_part_of_the_noise() -> None:
         Lattice(1.0, 1, 10).noise_scale(0.1, 10**9)
 
 
-def test_one_share_for_all_is_local_trust_of_one_agent() -> None:
+def test_one_share_equals_plain_aggregation_of_one_agent() -> None:
     """With h = n equal agents, the sum has the noise of one agent with all rows."""
     several = simulate("synthetic", **{**COMMON, "n_rounds": None}, aggregation="secure", min_honest_sites=6)
     alone = simulate("synthetic", **{**COMMON, "n_rounds": None, "n_agents": 1})
@@ -94,14 +94,14 @@ def test_the_report_has_both_guarantees() -> None:
     assert local.epsilon_if_others_collude == local.epsilon
 
 
-def test_fewer_honest_agents_mean_more_noise_and_a_smaller_loss_alone() -> None:
+def test_fewer_honest_agents_mean_more_noise() -> None:
     found = [simulate("synthetic", **COMMON, aggregation="secure", min_honest_sites=h).privacy for h in (2, 4, 6)]
     assert all(more.epsilon_if_others_collude > less.epsilon_if_others_collude for less, more in pairwise(found))
     assert {round(each.epsilon, 6) for each in found} == {1.0}
 
 
 def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
-    """With noise put in, the pooled answer is the sum of what every guard says, over all rows."""
+    """With given noise, the pooled answer is the sum of the guards' answers over all rows."""
     rng = np.random.default_rng(5)
     noise = {(i, k): rng.integers(-(10**6), 10**6, 40) for i in range(8) for k in (1, 2)}
     source = ExactNoise(lambda i, k: lambda scale, count: noise[i, k])
@@ -112,13 +112,13 @@ def test_exact_shares_of_unequal_agents_add_up_on_one_grid() -> None:
     assert source.integer_sums(asked(round=2), Cohort.n_rows).dtype == np.int64
 
 
-def test_agents_with_budgets_of_their_own_have_no_common_noise() -> None:
+def test_agents_with_different_budgets_are_refused() -> None:
     unequal = replace(asked(), noise_multiplier=np.array([5.0] * 7 + [6.0]))
     with pytest.raises(StudyError, match="all agents have the same budget"):
         SecureSumNoise(ExactNoise(), 4, Cohort.n_rows, 400).answer(unequal)
 
 
-def test_what_is_drawn_beside_answers_is_the_noise_it_was_made_of() -> None:
+def test_other_draws_come_from_the_source_of_the_shares() -> None:
     noise = SimulatedNoise(1, 8, (40, 1))
     pooled = SecureSumNoise(noise, 4, Cohort.n_rows, 400)
     assert np.array_equal(pooled.draw(3), noise.draw(3))
@@ -126,14 +126,14 @@ def test_what_is_drawn_beside_answers_is_the_noise_it_was_made_of() -> None:
     assert [SecureSumNoise(each, 4, Cohort.n_rows, 400).exact for each in (noise, ExactNoise())] == [False, True]
 
 
-def test_noise_that_is_drawn_in_portions_is_drawn_once() -> None:
+def test_noise_in_portions_is_drawn_once() -> None:
     draw = _batched(Counter({1000: 5}))(0, 1)
     found = np.array([draw(1000, 20_000) for _ in range(5)])
     assert len(np.unique(found[:, :50], axis=0)) == 5
     assert found.std() == pytest.approx(1000.0, rel=0.02)
 
 
-def test_absent_agents_add_no_share_and_too_few_are_not_asked() -> None:
+def test_absent_agents_add_no_share_and_small_rounds_are_skipped() -> None:
     changes = {**COMMON, "n_rounds": 30, "aggregation": "secure", "min_honest_sites": 4, "participation": 0.7}
     result = simulate("synthetic", **changes)
     there = result.outcome.attended.sum(axis=1)
@@ -165,7 +165,7 @@ def test_aborted_rounds_are_charged_and_the_run_goes_on_even_without_its_first()
     assert reached < (best + math.log(2.0)) / 2.0
 
 
-def test_what_cannot_be_secure_aggregation_says_why() -> None:
+def test_unsupported_settings_of_secure_aggregation_are_errors() -> None:
     masked = {**COMMON, "aggregation": "secure"}
     for changes, words in (
         ({}, "requires min_honest_sites"),

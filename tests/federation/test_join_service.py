@@ -14,6 +14,7 @@ import pytest
 from join_services import join_service, join_with, new_server
 
 from dpadmm.errors import ServiceUnavailableError, StudyError
+from dpadmm.federation.identity import join_client
 from dpadmm.federation.identity import join_service as service
 from dpadmm.federation.identity.authority import Authority
 from dpadmm.federation.identity.join_client import JoinServer, TokenError, find_server
@@ -275,3 +276,29 @@ def test_an_answer_for_another_site_is_refused(server, tmp_path):
     foreign = JoinServer(found.url, new_server(tmp_path / "elsewhere").certificate)
     with pytest.raises(ServiceUnavailableError, match="not from the authority"):
         foreign.redeem(other, request)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([(503, b"Service Unavailable"), (429, b"")], None),
+        ([(500, b"The server could not answer.")], "could not answer"),
+        ([(200, b"<html>a captive portal</html>")], "is not the join service"),
+        ([(200, b'{"format": "dpadmm-join-server/2"}')], "is not the join service"),
+    ],
+)
+def test_a_busy_server_is_asked_again_and_others_are_one_sentence(server, answers, error, monkeypatch):
+    token, exchange, left = server.create_token("ulm"), join_client._exchange, list(answers)
+
+    def answered(url, context, body):
+        return (
+            (*left.pop(0)[:1], 0.01, answers[len(answers) - len(left) - 1][1]) if left else exchange(url, context, body)
+        )
+
+    monkeypatch.setattr(join_client, "_exchange", answered)
+    if error is None:
+        assert find_server(token).authority == server.certificate
+        assert left == []
+    else:
+        with pytest.raises(ServiceUnavailableError, match=error):
+            find_server(token)

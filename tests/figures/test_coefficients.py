@@ -1,4 +1,4 @@
-"""The figure of coefficients: every one where it belongs, with bars of two standard errors."""
+"""The figure of coefficients: positions, and bars of 95% intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bars(axes):
     return [segment for lines in axes.collections for segment in lines.get_segments() if len(segment) == 2]
 
 
-def test_dots_and_bars():
+def test_points_and_intervals():
     axes = coefficient_figure(explanation(CLEAR, NOISY), top=20, title="m").axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)", r"ward=cost in \$ and \$"]
     reach = sorted(tuple(np.round(segment[:, 0], 9)) for segment in bars(axes))
@@ -55,7 +55,7 @@ def test_without_standard_errors_there_are_no_bars(count):
     assert not figure.legends
 
 
-def test_what_has_no_interval_beside_others_is_left_out():
+def test_coefficients_without_interval_are_omitted():
     silent = Coefficient("ward", "other", "vs average", "", 0.9, None, 1.0)
     axes = coefficient_figure(explanation(CLEAR, silent), top=20, title="m").axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)"]
@@ -68,7 +68,7 @@ def test_long_names_are_cut():
     assert len(label) < 65
 
 
-def test_ratios_stand_on_the_axis_and_beside_their_intervals():
+def test_ratios_are_on_the_axis_and_next_to_the_intervals():
     found = replace(explanation(CLEAR, NOISY), ratios="odds ratio")
     axes, beside = coefficient_figure(found, top=20, title="m").axes
     ticks = {text.get_text(): place for text, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)}

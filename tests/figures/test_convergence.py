@@ -1,4 +1,4 @@
-"""The convergence figure: what it draws, and files that any viewer opens."""
+"""The convergence figure: content, and files that any viewer opens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_test_rows_the_training_error_is_drawn():
 
 
 @pytest.mark.parametrize("rounds", [1, 200])
-def test_files_are_whole_and_the_same_each_time(tmp_path, rounds):
+def test_files_are_complete_and_reproducible(tmp_path, rounds):
     first, second = (
         save_figure(convergence_figure({"a": [trace(rounds)]}), tmp_path / name) for name in ("one", "two")
     )

@@ -25,7 +25,7 @@ def forecast_of(name, start):
 
 
 @pytest.mark.parametrize("names", [["public rows"], ["weak signal", "strong signal"]])
-def test_lines_bands_and_limits_are_what_was_forecast(names):
+def test_lines_bands_and_limits_show_the_forecast(names):
     forecasts = [forecast_of(name, 0.5 + 0.1 * k) for k, name in enumerate(names)]
     study, sizes = Study(name="flu", features=("a",), training={"epsilon": 1.0}), np.array([500])
     goal = Goal("accuracy", 0.625)

@@ -1,4 +1,4 @@
-"""Figures that read without colour."""
+"""Figures are readable in grey."""
 
 from __future__ import annotations
 

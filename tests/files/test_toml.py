@@ -1,4 +1,4 @@
-"""A file of the user's: its table, or one sentence."""
+"""TOML files of users: a table, or one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpadmm import StudyError
 from dpadmm.files.toml import MAX_BYTES, read_toml
 
 
-def test_a_table_with_line_ends_of_windows(tmp_path):
+def test_a_table_with_windows_line_ends(tmp_path):
     path = tmp_path / "a.toml"
     path.write_bytes('name = "ä"\r\ntext = """\r\na\r\nb"""\r\n'.encode())
     assert read_toml(path) == {"name": "ä", "text": "a\nb"}
@@ -24,7 +24,7 @@ def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
         read_toml(path)
 
 
-def test_a_mistake_is_one_sentence(tmp_path_factory: pytest.TempPathFactory):
+def test_an_error_is_one_sentence(tmp_path_factory: pytest.TempPathFactory):
     for content, complaint in [
         (b"a = [", "not valid TOML"),
         (b"a = 99999999999999999999", "more than 64 bits"),
@@ -40,7 +40,7 @@ def test_a_mistake_is_one_sentence(tmp_path_factory: pytest.TempPathFactory):
                 read_toml(path)
 
 
-def test_a_folder_or_nothing(tmp_path):
+def test_a_folder_and_a_missing_file(tmp_path):
     with pytest.raises(StudyError, match="cannot be read"):
         read_toml(tmp_path)
     with pytest.raises(StudyError, match="no such file"):

@@ -224,7 +224,7 @@ def _json(folder: Path) -> dict[str, list[bytes]]:
     decision = {"format": "dpadmm-decision/1", "decision": "accepted", "at": NOW.isoformat()}
     status = {
         "running": True, "pid": 4194304, "connected": True, "site": "north",
-        "broker": "tls://study.example.org:4222",
+        "broker": "tls://study.example.org:4222", "pages": [],
         "certificate_expires": NOW.isoformat(), "at": NOW.isoformat(), "connection_since": NOW.isoformat(),
         "server_silent": False, "clock_difference": 0.1, "ledger_works": True,
         "lease": "held", "contested": False, "problems": [],

@@ -1,4 +1,4 @@
-"""The compiled gradient against its plain NumPy twin, its clipping, and its reproducibility to the bit."""
+"""The compiled gradient, compared with NumPy: values, clipping, and bits."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_only_active_agents() -> None:
 
 
 @pytest.mark.usefixtures("in_place")
-def test_as_many_active_blocks_as_agents_is_no_special_case() -> None:
+def test_as_many_active_blocks_as_agents() -> None:
     """Seven agents, of which one is active and cut into exactly seven blocks."""
     loss = LOSS_CASES[0]
     rows = cohort(loss, "dense-f64", sizes=(2, 2, 2, 2, 2, 2, 7 * 1000 // D - 5))
@@ -149,7 +149,7 @@ def test_any_number_of_features() -> None:
 
 
 def test_any_number_of_outputs() -> None:
-    """They are worked on in fours and fives, rows in twos and fours, and columns in eights."""
+    """Kernels process four or five outputs, two or four rows, and eight columns at a time."""
     for p, storage, d in product([4, 8, 10, 13], ["dense-f64", "dense-f32", "coded-f64", "coded-f32"], [D, 8, 21]):
         with case(p, storage, d):
             loss = Softmax(n_outputs=p)
@@ -158,7 +158,7 @@ def test_any_number_of_outputs() -> None:
 
 
 def test_points_may_be_of_any_type_and_layout() -> None:
-    """Whole numbers too, which are not to be taken for the bits of others."""
+    """Integers are converted, and not read as bits of floats."""
     loss = Softmax(n_outputs=4)
     for storage, kind in product(["dense-f64", "csr-f64", "coded-f64"], [np.int64, np.int32, np.float32, np.float64]):
         rows = cohort(loss, storage)
@@ -171,7 +171,7 @@ def test_points_may_be_of_any_type_and_layout() -> None:
 # --- clipping ----------------------------------------------------------------------------------------------
 
 
-def test_no_row_weighs_more_than_c1() -> None:
+def test_no_row_contributes_more_than_c1() -> None:
     """Agents of two rows, one of them zero: twice the mean gradient is the other row's gradient."""
     for scale, loss, storage in product([1.0, 1e3, 1e75, 1e150], LOSS_CASES, STORAGE):
         with case(scale, loss, storage):
@@ -189,8 +189,8 @@ def test_no_row_weighs_more_than_c1() -> None:
                 assert sizes.max() >= 0.99 * loss.lipschitz
 
 
-def test_rows_a_little_too_long_are_clipped_to_c1() -> None:
-    """Norm 1 + 1e-6 is let in (float32 rounding), but the gradient still keeps to c1."""
+def test_rows_slightly_above_norm_1_are_clipped_to_c1() -> None:
+    """A norm of 1 + 1e-6 is accepted (float32 rounding), but the gradient is clipped to c1."""
     loss = LOSS_CASES[4]
     assert loss.name == "hinge"
     rows = make_rows(np.array([[1.0 + 9e-7, 0.0], [0.0, 0.0]]), np.array([1.0, 1.0]))
@@ -198,8 +198,8 @@ def test_rows_a_little_too_long_are_clipped_to_c1() -> None:
     assert size <= 1.0 + 1e-15
 
 
-def test_whether_a_row_is_clipped_does_not_depend_on_the_rows_beside_it() -> None:
-    """Rows on the edge of the bound, with and without one that is too long."""
+def test_clipping_does_not_depend_on_neighbouring_rows() -> None:
+    """Rows at the bound, with and without a row above it."""
     loss, rng = LOSS_CASES[4], np.random.default_rng(1)
     assert loss.name == "hinge"  # a slope of −1 at 0
     for norm in rng.uniform(0.3, 0.9, 300):
@@ -212,8 +212,8 @@ def test_whether_a_row_is_clipped_does_not_depend_on_the_rows_beside_it() -> Non
         assert alone[0, 0, 0] == 2.0 * beside[0, 0, 0]
 
 
-def test_one_output_is_clipped_as_one_of_several() -> None:
-    """Its loop is another, for speed: to the last bit, and whatever the slopes are."""
+def test_one_output_is_clipped_like_several() -> None:
+    """The separate loop for one output returns the same bits for any slopes."""
     rng = np.random.default_rng(0)
     for n in (1, 4, 7, 250):
         slope = rng.standard_normal((1, n)) * 10.0 ** rng.choice([0.0, 0.0, 0.0, -200.0, 200.0], n)
@@ -228,8 +228,8 @@ def test_one_output_is_clipped_as_one_of_several() -> None:
             assert (np.abs(alone[0]) * norms <= bound * (1.0 + 1e-15)).all()
 
 
-def test_sums_for_exact_noise_are_clipped_to_the_bound_that_was_asked_for() -> None:
-    """By whichever way: the bound is a hair below c1, and what is left of c1 pays for rounding."""
+def test_sums_for_exact_noise_are_clipped_to_the_given_bound() -> None:
+    """On every path, the bound is slightly below c1 to allow for rounding."""
     for storage, small in product(["dense-f32", "csr-f64"], [0, 2**60]):
         with case(storage, small), pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(kernels, "MAX_NUMPY_ENTRIES", small)
@@ -309,8 +309,8 @@ def test_a_copy_in_cohort_order_has_the_same_bits() -> None:
             )
 
 
-def test_large_coded_rows_have_five_bytes_beside_them_and_others_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million agents of 20 coded rows have room in 1.5 times the rows: ``make bench``, million."""
+def test_coded_rows_need_five_extra_bytes_and_others_sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million agents of 20 coded rows fit into 1.5 times the memory of the rows (``make bench``)."""
     monkeypatch.setattr(problem, "COMPACT_BYTES", 0)
     for loss, storage, expected in (
         (Softmax(3), "coded-f64", 5),
@@ -377,7 +377,7 @@ def test_compiled_exp_is_limited_beyond_and_keeps_nan() -> None:
 
 @dataclass(frozen=True)
 class Stubborn:
-    """A logistic loss written with something numba has no idea of."""
+    """A logistic loss with a function that numba cannot compile."""
 
     name: ClassVar[str] = "stubborn"
     task: ClassVar[str] = "binary"
@@ -417,7 +417,7 @@ def _scaled_hinge(factor: float) -> Any:
     return ScaledHinge()
 
 
-def test_formulas_that_differ_in_a_captured_number_only_are_told_apart() -> None:
+def test_formulas_that_differ_in_a_captured_number_are_distinguished() -> None:
     rows = cohort(LOSS_CASES[0], "dense-f64")
     points = np.zeros((rows.n_agents, D, 1))
     one, two = (kernels.gradient(rows, points, _scaled_hinge(factor)) for factor in (1.0, 2.0))
@@ -451,8 +451,8 @@ def test_an_edited_formula_is_never_served_from_a_stale_cache(tmp_path: Path, mo
     assert len([*cache.rglob("*.nbi")]) == 3
 
 
-def test_without_a_compiler_numpy_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site has none, whatever the size of its table."""
+def test_numpy_replaces_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites have no compiler, whatever the size of the table."""
     for loss, storage in product(LOSS_CASES[:2], STORAGE[1::2]):
         with case(loss, storage):
             rows = cohort(loss, storage)

@@ -1,4 +1,4 @@
-"""Sums over small cohorts in NumPy, and the random numbers that NumPy and the compiler share."""
+"""Sums over small cohorts in NumPy, and random numbers with the same bits in NumPy and compiled code."""
 
 from __future__ import annotations
 

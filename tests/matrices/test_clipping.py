@@ -1,4 +1,4 @@
-"""Feature matrices: form, norms, clipping and the intercept."""
+"""Feature matrices: formats, norms, clipping, intercept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rounding(storage: str) -> float:
 # --- form --------------------------------------------------------------------------------------------------
 
 
-def test_right_arrays_are_taken_as_they_are() -> None:
+def test_valid_arrays_are_not_copied() -> None:
     for array in (np.eye(3), np.eye(3, dtype=np.float32)):
         assert as_matrix(array) is array
     sparse = csr_array(np.eye(3))
@@ -84,7 +84,7 @@ def test_duplicate_sparse_entries_are_added_without_touching_the_callers_matrix(
     assert len(given_form.data) == 3
 
 
-def test_wrong_forms_are_refused() -> None:
+def test_invalid_forms_are_refused() -> None:
     for bad, said in [
         (np.ones(3), "two dimensions"),
         (np.ones((2, 2, 2)), "two dimensions"),
@@ -97,8 +97,8 @@ def test_wrong_forms_are_refused() -> None:
             as_matrix(bad)
 
 
-def test_sparse_entries_of_rows_or_columns_that_are_not_there_are_refused() -> None:
-    """Compiled passes look weights up by column and rows up by pointer, without asking whether they are there."""
+def test_sparse_entries_outside_of_the_shape_are_refused() -> None:
+    """Compiled kernels do not check indices of columns and rows."""
     filled, empty = np.eye(3, 4) * 0.5, np.zeros((3, 4))
     filled[0, 3] = 0.25
     for kind in (csr_array, csc_array, coo_array, lil_array):
@@ -126,7 +126,7 @@ def test_sparse_entries_of_rows_or_columns_that_are_not_there_are_refused() -> N
             as_matrix(matrix)
 
 
-def test_whether_sparse_entries_are_duplicates_is_looked_at_not_believed() -> None:
+def test_duplicate_sparse_entries_are_detected_in_the_data() -> None:
     matrix = csr_array((np.array([0.7, 0.7]), np.array([0, 1]), np.array([0, 2, 2])), shape=(2, 3))
     assert matrix.has_canonical_format
     matrix.indices[1] = 0
@@ -160,7 +160,7 @@ def test_nan_and_infinity_are_refused_by_row() -> None:
                 check_norms(row_norms(stored(a, storage)))
 
 
-def test_long_rows_are_refused_by_row() -> None:
+def test_rows_with_large_norms_are_named() -> None:
     for storage in STORAGE:
         with case(storage):
             a = np.full((5, 4), 0.1)
@@ -169,7 +169,7 @@ def test_long_rows_are_refused_by_row() -> None:
                 check_norms(row_norms(stored(a, storage)))
 
 
-def test_rounding_of_a_unit_row_is_no_reason_to_refuse_it() -> None:
+def test_a_unit_row_may_exceed_1_by_rounding() -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((1000, 50))
     unit = (a / np.linalg.norm(a, axis=1, keepdims=True)).astype(np.float32)
@@ -203,7 +203,7 @@ def test_clipped_rows_have_norm_at_most_1() -> None:
             np.testing.assert_array_equal(dense(features), before)  # the caller's rows stay
 
 
-def test_nothing_is_copied_when_nothing_is_too_long() -> None:
+def test_nothing_is_copied_without_large_norms() -> None:
     for storage in STORAGE:
         with case(storage):
             features = stored(np.full((3, 3), 0.1), storage)
@@ -213,7 +213,7 @@ def test_nothing_is_copied_when_nothing_is_too_long() -> None:
             assert np.shares_memory(data(clip_rows(unit)), data(unit))
 
 
-def test_a_row_a_little_too_long_is_shortened_and_one_of_norm_1_stays() -> None:
+def test_a_row_slightly_above_norm_1_is_clipped_and_one_of_norm_1_is_not() -> None:
     for storage in STORAGE:
         with case(storage):
             clipped = dense(clip_rows(stored(np.array([[1.5, 0.0], [0.0, 1.0]]), storage)))
@@ -232,7 +232,7 @@ def test_clipping_does_not_hide_bad_numbers() -> None:
 
 
 @pytest.mark.parametrize("storage", ["dense-f64", "csr-f64"])
-def test_clipping_does_not_silently_erase_absurdly_large_rows(storage: str) -> None:
+def test_clipping_refuses_extremely_large_rows(storage: str) -> None:
     with pytest.raises(DataError, match="row 1 has a NaN, infinite or extremely large"):
         clip_rows(stored(np.array([[1e200, 1.0], [0.1, 0.1]]), storage))
 

@@ -1,4 +1,4 @@
-"""Rows in files: portions of what is ours, and hands off what is somebody else's."""
+"""Rows in files: portions of unnamed files; other mappings are not released."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dpadmm.matrices.memmap import is_unnamed, portions
 from dpadmm.matrices.storage import GrowingArray
 
 
-def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pages that were changed in memory alone (copy on write) are lost when they are let go of."""
+def test_mappings_of_other_files_are_not_released(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Pages that were changed in memory only (copy on write) would be lost by their release."""
     for mode in ["r", "r+", "c"]:
         with case(mode):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -31,7 +31,7 @@ def test_a_map_of_somebody_else_is_left_as_it_is(tmp_path_factory: pytest.TempPa
             assert np.array_equal(features, wanted)
 
 
-def test_our_own_files_are_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unnamed_files_are_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpadmm.matrices.memmap.PORTION_BYTES", 100)
     growing = GrowingArray(np.float64, 4, memory_bytes=0)
     wanted = np.arange(40.0).reshape(10, 4)

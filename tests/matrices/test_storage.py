@@ -1,4 +1,4 @@
-"""Rows in a file in another order: the same rows, and a model that no order changes."""
+"""Rows in files in another order: the same rows and the same model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "PORTION_BYTES", 2**12)
 
 
-def test_rows_fill_the_room_that_was_made_for_them_or_more() -> None:
-    """Whether the number of rows is known, too small, too large, or more than there is memory for."""
+def test_arrays_grow_beyond_the_reserved_size() -> None:
+    """For a number of rows that is unknown, too small, too large, or beyond the memory limit."""
     rows = np.random.default_rng(0).normal(size=(700, 5))
     for n_rows, memory_bytes in product((None, 0, 300, 700, 900), (0, 300 * 40, 700 * 40, 10**6)):
         with case(n_rows, memory_bytes):
@@ -50,7 +50,7 @@ def test_rows_fill_the_room_that_was_made_for_them_or_more() -> None:
             np.testing.assert_array_equal(array.finish(), rows)
 
 
-def test_rows_come_in_the_order_that_was_asked_for() -> None:
+def test_rows_are_reordered() -> None:
     rng = np.random.default_rng(0)
     rows, order = rng.normal(size=(700, 5)).astype(np.float32), rng.permutation(700)
     found = reorder(mapped(rows), np.argsort(order))

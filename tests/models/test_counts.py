@@ -1,4 +1,4 @@
-"""Models of counts and of survival: studies, what they predict, explain and are worth, and their files."""
+"""Models of counts and survival: studies, predictions, explanations, evaluations, files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def models(table: Path) -> dict[str, Model]:
     return {name: train(each, table, seed=1).model for name, each in made.items()}
 
 
-def test_studies_say_what_counts_need_before_anything_is_spent() -> None:
+def test_studies_of_counts_are_checked_before_anything_is_spent() -> None:
     plain = Label("visits", bounds=(0, 30))
     for made, words in [
         (lambda: study(replace(VISITS, bounds=(1.0, 30.0))), "counts start at 0, not 1"),
@@ -139,7 +139,7 @@ def test_hazards_have_a_level_for_every_interval_and_one_ratio(models: dict[str,
     assert np.abs(risk - (1.0 - np.exp(-5.0 * rate))).mean() < 0.05
 
 
-def test_models_of_counts_are_kept_and_exported(models: dict[str, Model], tmp_path: Path) -> None:
+def test_models_of_counts_are_saved_and_exported(models: dict[str, Model], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     some = people().head(50)
     for name, model in models.items():

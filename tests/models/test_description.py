@@ -1,4 +1,4 @@
-"""Private statistics: consistent, unbiased but for cutting at 0, and with standard errors that are true."""
+"""Private statistics: consistent, unbiased except for clipping at 0, with correct standard errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def study(epsilon: float = 1.0, **more: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ages of 50 ± 12, a tenth of them missing; the ward b has no row, and who is in c is ill more often."""
+    """Ages of 50 ± 12, a tenth missing; ward b has no row, and rows in ward c are ill more often."""
     rng, path = np.random.default_rng(1), tmp_path_factory.mktemp("t") / "t.csv"
     lines = ["age,ward,ill"]
     for _ in range(N):
@@ -61,7 +61,7 @@ def result(table: Path) -> Result:
 
 
 def exact(table: Path) -> Description:
-    """What would be released without noise."""
+    """Return the release without noise."""
     agreed = study()
     rows = encode(agreed, table)
     sums = rows.features.toarray().sum(axis=0, dtype=float)  # type: ignore[union-attr]
@@ -102,8 +102,8 @@ def test_counts_are_not_negative_and_agree(result: Result) -> None:
     assert description_of(result, all_count=True).total.value == N
 
 
-def test_standard_errors_are_true(table: Path) -> None:
-    """Of numbers that nothing cuts, over 200 draws of the noise: within 1.96 of them in about 95%."""
+def test_standard_errors_are_correct(table: Path) -> None:
+    """Over 200 draws of the noise, about 95% of unclipped estimates are within 1.96 standard errors."""
     truth, agreed, rng = exact(table), study(), np.random.default_rng(5)
     noise = 2.0 * agreed.noise_multiplier
     misses: dict[str, list[float]] = {}
@@ -137,7 +137,7 @@ def test_standard_errors_are_true(table: Path) -> None:
             assert 0.5 < np.sqrt(np.mean(np.square(each))) < 1.15
 
 
-def test_a_file_tells_it_all_again(result: Result, tmp_path: Path) -> None:
+def test_a_results_file_is_a_round_trip(result: Result, tmp_path: Path) -> None:
     found = description_of(result, all_count=True)
     path = tmp_path / "s.json"
     path.write_text(json.dumps(found.to_dict()))
@@ -147,7 +147,7 @@ def test_a_file_tells_it_all_again(result: Result, tmp_path: Path) -> None:
     assert "in an experiment: the noise was simulated" in found.sentence
 
 
-def test_files_that_are_damaged_are_a_sentence(result: Result, tmp_path: Path) -> None:
+def test_damaged_files_are_one_sentence(result: Result, tmp_path: Path) -> None:
     good = json.loads(json.dumps(description_of(result, all_count=True).to_dict()))
     released = good["released"]
     for said, wrong in (
@@ -209,7 +209,7 @@ def test_drafts_have_centers_and_scales_that_are_marked_as_released(result: Resu
         read_study(path)
 
 
-def test_an_sd_that_noise_hides_is_not_given(table: Path) -> None:
+def test_a_standard_deviation_below_the_noise_is_none(table: Path) -> None:
     truth = exact(table)
     found = Description(truth.study, replace(truth.released, noise_std=400.0), True, {})
     assert found.columns["age"].sd is None
@@ -224,7 +224,7 @@ def test_results_of_other_kinds_are_refused(result: Result) -> None:
         description_of(replace(result, of_study=plain), all_count=True)
 
 
-def test_the_nearest_counts_that_are_not_negative() -> None:
+def test_counts_are_projected_to_the_nearest_non_negative_ones() -> None:
     rng = np.random.default_rng(2)
     for size in (2, 5, 30):
         for _ in range(20):
@@ -238,7 +238,7 @@ def test_the_nearest_counts_that_are_not_negative() -> None:
                 assert np.linalg.norm(found - values) <= np.linalg.norm(other - values) + 1e-9
 
 
-def test_tables_take_their_margins_even_where_a_line_was_cut() -> None:
+def test_tables_are_scaled_to_their_margins() -> None:
     rows, columns = np.array([10.0, 0.0, 5.0]), np.array([9.0, 6.0])
     for table in (np.full((3, 2), -4.0), np.array([[9.0, 1.0], [3.0, -8.0], [0.0, 5.0]])):
         found = scale_to_margins(table, rows, columns)
@@ -247,7 +247,7 @@ def test_tables_take_their_margins_even_where_a_line_was_cut() -> None:
         np.testing.assert_allclose(found.sum(axis=0), columns, atol=1e-6)
 
 
-def test_rounds_share_the_budget_and_say_the_same(table: Path) -> None:
+def test_rounds_share_the_budget_without_bias(table: Path) -> None:
     agreed = study()
     several = replace(agreed, training=agreed.training.with_changes(n_rounds=4))
     one, four = (run_study(each, encode(each, table), seed=1) for each in (agreed, several))

@@ -1,4 +1,4 @@
-"""How good a model is: every figure as scikit-learn computes it."""
+"""Metrics of models, compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def number(loss: str = "squared") -> Model:
     )  # fmt: skip
 
 
-def test_binary_figures_are_scikit_learns() -> None:
+def test_binary_metrics_agree_with_scikit_learn() -> None:
     model, scores = binary(), RNG.normal(size=(500, 1)).round(1) + 0.03  # with ties
     truth = (RNG.random(500) < 0.3).astype(float)
     found, chances = evaluate_scores(model, truth, scores), model.probabilities(scores)
@@ -68,7 +68,7 @@ def test_binary_figures_are_scikit_learns() -> None:
     assert found.metrics["calibration_error"] == pytest.approx((counts * abs(observed - predicted)).sum() / 500)
 
 
-def test_figures_of_several_classes_are_scikit_learns() -> None:
+def test_multiclass_metrics_agree_with_scikit_learn() -> None:
     model, scores = several(), RNG.normal(size=(500, 3))
     truth = RNG.integers(3, size=500).astype(float)
     found, chances = evaluate_scores(model, truth, scores), model.probabilities(scores)
@@ -88,7 +88,7 @@ def test_figures_of_several_classes_are_scikit_learns() -> None:
     assert found.metrics["calibration_error"] == pytest.approx(np.abs(observed - predicted).mean())
 
 
-def test_figures_of_numbers_are_scikit_learns() -> None:
+def test_regression_metrics_agree_with_scikit_learn() -> None:
     model, scores = number(), RNG.normal(size=(300, 1)) / 2.0
     truth = RNG.uniform(-5.0, 60.0, 300)
     found, predicted = evaluate_scores(model, truth, scores), 25.0 * scores[:, 0] + 25.0
@@ -99,7 +99,7 @@ def test_figures_of_numbers_are_scikit_learns() -> None:
     assert found.metrics["loss"] == pytest.approx((residuals**2).mean() / 2.0)
 
 
-def test_a_loss_is_that_of_the_study() -> None:
+def test_the_loss_has_the_parameters_of_the_study() -> None:
     scores, truth = np.array([[0.9], [0.2]]), np.array([1.0, 0.0])
     hinge = evaluate_scores(binary("hinge"), truth, scores)
     assert hinge.metrics["loss"] == pytest.approx((0.1 + 1.2) / 2.0)
@@ -112,7 +112,7 @@ def test_a_loss_is_that_of_the_study() -> None:
     assert evaluate_scores(unknown, np.zeros(2), scores).metrics["loss"] is None
 
 
-def test_what_does_not_exist_is_none() -> None:
+def test_undefined_metrics_are_none() -> None:
     assert auc(np.array([True, True]), np.array([0.1, 0.2])) is None
     assert evaluate_scores(binary(), np.ones(3), np.ones((3, 1))).metrics["auc"] is None
     assert evaluate_scores(several(), np.zeros(3), RNG.normal(size=(3, 3))).metrics["auc"] is None
@@ -129,7 +129,7 @@ def write(path: Path, labels: list[object], name: str = "z") -> Path:
     return path
 
 
-def test_a_table_gives_the_figures_of_its_scores(tmp_path: Path) -> None:
+def test_a_table_has_the_metrics_of_its_scores(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", ["yes", "no", "no"] * 30)
     found = evaluate(binary(), path)
     truth = np.array([1.0, 0.0, 0.0] * 30)
@@ -158,7 +158,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
     assert evaluate(model, tmp_path / "t.csv", label="z").confusion.tolist() == [[1, 0], [1, 1]]
 
 
-def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_error_is_one_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:
     for model, labels, label, sentence in [
         (
             binary(),
@@ -181,7 +181,7 @@ def test_a_sentence_for_every_mistake(tmp_path_factory: pytest.TempPathFactory) 
 # --- under privacy ------------------------------------------------------------------------------------------
 
 
-def test_intervals_of_an_evaluation_cover_what_they_should() -> None:
+def test_intervals_of_an_evaluation_cover_the_true_values() -> None:
     """The short form of ``python benchmarks/evaluation.py``, of given seeds."""
     for population in POPULATIONS:
         if population.name in ("usual", "narrow"):
@@ -193,8 +193,8 @@ def test_intervals_of_an_evaluation_cover_what_they_should() -> None:
                     assert given > 0.98
 
 
-def test_figures_of_a_histogram_are_those_of_the_scores() -> None:
-    """Of bins' middles, the Brier score would be 0.001 and more too large."""
+def test_metrics_of_a_histogram_are_those_of_the_scores() -> None:
+    """With the middles of the bins, the Brier score would be too large by 0.001 or more."""
     for population in POPULATIONS:
         right, counts = truth(population), histogram(*population.draw(1_000_000, np.random.default_rng(0)))
         found = histogram_metrics(counts, 0.0, all_count=True, probabilities=True)
@@ -213,7 +213,7 @@ def test_without_noise_the_interval_of_a_slope_is_that_of_a_large_sample() -> No
     assert slope.high == pytest.approx(slope.value + 1.96 * slope.se, abs=0.02 * slope.se)
 
 
-def test_a_slope_that_noise_hides_has_no_end_on_one_side_or_both() -> None:
+def test_the_interval_of_a_noisy_slope_may_be_open() -> None:
     counts = histogram(*Population("", 0.0, 0.2, 0.0, 1.0).draw(300, np.random.default_rng(3)))
     found = [
         histogram_metrics(counts + 12.0 * rng.standard_normal(counts.shape), 12.0, all_count=False, probabilities=True)

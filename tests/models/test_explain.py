@@ -1,4 +1,4 @@
-"""Coefficients in the units of the columns: the same scores, to the last digits, as the model's own."""
+"""Coefficients in the units of the columns give the scores of the model, to the last digits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def random_model(loss, *, schema=SCHEMA, intercept=True):
 
 
 def values_of(schema, term, cells, row):
-    """Of an interaction, the products of both columns' values."""
+    """Return the products of the values of both columns of an interaction."""
     if not isinstance(term, Interaction):
         return value_of(term, cells[term.name][row])
     ours, theirs = (values_of(schema, each, cells, row) for each in (term.left, term.right))
@@ -78,7 +78,7 @@ def value_of(column, cell):
 
 
 def within_bounds(cells):
-    """Numbers clamped to their bounds, as the scores of other rows are not exact."""
+    """Clamp numbers to their bounds, because scores are exact for such rows only."""
     for column in COLUMNS:
         if isinstance(column, Number):
             low, high = column.bounds
@@ -124,7 +124,7 @@ def test_largest_effect_over_the_range_first():
     assert income.effect == pytest.approx(income.coefficient * math.log2(1000.0))
 
 
-def test_values_that_no_public_row_held_come_last_whatever_their_effect(tmp_path):
+def test_unseen_values_come_last(tmp_path):
     schema = Schema((Category("race", ("a", "b"), unseen=("b", "other")), Category("ward", ("x", "y")), Boolean("c")))
     model = replace(random_model("logistic", schema=schema), weights=np.array([[1, 5, -9, 2, 1, 5, 0.5, 1]]).T / 1.0)
     model.save(tmp_path / "m.dpadmm")
@@ -154,7 +154,7 @@ def test_a_single_public_value_is_compared_with_all_others():
     assert yes.coefficient != 0.0
 
 
-def test_rows_that_are_shortened_are_told():
+def test_clipped_rows_are_noted():
     for schema, said in [
         (Schema((Number("a", (0, 1)), Boolean("b"))), ""),
         (Schema((Number("a", (0, 1)), Boolean("b")), row_norm=1.2), "row_norm 1.2"),
@@ -192,7 +192,7 @@ def trained(trained_result, tmp_path_factory):
     return model_of(trained_result), tmp_path_factory.mktemp("trained")
 
 
-def test_a_model_from_its_file_is_explained_as_it_was(trained):
+def test_a_loaded_model_has_the_same_explanation(trained):
     model, folder = trained
     found = explain(load_model(model.save(folder / "m.dpadmm")))
     assert found == explain(model)
@@ -203,7 +203,7 @@ def test_a_model_from_its_file_is_explained_as_it_was(trained):
     assert n0.coefficient == pytest.approx(first)
 
 
-def test_without_a_release_for_it_there_is_no_noise_error(trained):
+def test_without_a_hessian_there_are_no_standard_errors(trained):
     model, _ = trained
     found = explain(model)
     assert found.no_intervals_because == NO_INTERVAL
@@ -227,7 +227,7 @@ def test_standard_errors_are_in_the_units_of_columns_and_label_and_in_the_file(t
 
 @pytest.mark.parametrize("loss", ["logistic", "huber"])
 def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
-    """Errors are drawn from the covariance and added to the weights; coefficients spread as the standard errors say."""
+    """With errors drawn from the covariance, the spread of the coefficients equals the standard errors."""
     model, rng, n = random_model(loss), np.random.default_rng(7), 150
     d = len(model.weights)
     root = rng.normal(size=(d, d)) / d**0.5 + np.diag(rng.uniform(0.5, 2.0, size=d))
@@ -242,7 +242,7 @@ def test_standard_errors_are_those_of_models_with_fresh_errors(loss):
         assert spread == pytest.approx(each.standard_error, rel=5.0 / math.sqrt(2.0 * n))
 
 
-def test_why_there_are_no_intervals():
+def test_the_reason_for_missing_intervals():
     model = random_model("logistic")
     asked = replace(model, study={"method": {"name": "newton"}})
     assert explain(model).no_intervals_because == NO_INTERVAL
@@ -263,8 +263,8 @@ def test_why_there_are_no_intervals():
     assert known.summary().splitlines()[1] == "ε = 3 at δ = 1e-05"
 
 
-def test_directions_of_categories_that_rows_say_nothing_of_are_no_obstacle():
-    """All values of a column up and the constant down changes no row; any other such direction is an obstacle."""
+def test_dependent_directions_of_categories_do_not_prevent_intervals():
+    """Only the direction of a column and the constant may have no information."""
     schema = Schema((Category("ward", ("a", "b", "c")), Number("age", (0, 9)), Boolean("b")))
     d = len(schema.features) + 1
     silent = np.zeros(d)
@@ -309,8 +309,8 @@ def test_an_estimate_and_its_interval_have_as_many_decimals():
         assert alike(*numbers) == told
 
 
-def test_directions_in_which_products_sum_to_their_columns_are_no_obstacle():
-    """The covariance of rows of all kinds of pairs is singular; its zeros are as many as are known to be."""
+def test_dependent_directions_of_interactions_do_not_prevent_intervals():
+    """The covariance of all pairs of columns is singular, with the expected number of zero eigenvalues."""
     schema = Schema(
         (Category("ward", ("a", "b")), Category("sex", ("f", "m")), Number("age", (0, 9)), Boolean("b")),
         interactions=(("ward", "sex"), ("age", "ward"), ("age", "b"), ("b", "sex")),
@@ -371,7 +371,7 @@ def test_an_effect_that_depends_on_another_column_is_found(tmp_path):
     ]
 
 
-def test_names_that_look_like_identifiers_are_no_obstacle(tmp_path):
+def test_names_that_look_like_identifiers_are_accepted(tmp_path):
     schema = Schema((Number("patient_id", (0, 9)), Boolean("b")))
     study = make_study(schema=schema, n_rounds=3)
     cells = {"patient_id": [1, 2, 3, 4] * 5, "b": ["true", "false"] * 10, "outcome": ["ill", "well"] * 10}

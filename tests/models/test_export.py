@@ -1,4 +1,4 @@
-"""Models in other people's hands: scikit-learn and ONNX predict the same on random rows."""
+"""Exported models: scikit-learn and ONNX give the same predictions on random rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_all_kinds_of_tables_give_the_same_scores() -> None:
     np.testing.assert_allclose(model.decision_function(mixed), expected, atol=1e-5)
 
 
-def test_what_is_wrong_with_a_table_is_said() -> None:
+def test_problems_of_a_table_are_reported() -> None:
     model, cells = MODELS["logistic"], frame_for(MODELS["logistic"])
     with pytest.raises(StudyError, match="the table has no column 'n0'; it has no unused column"):
         model.predict({name: values for name, values in cells.items() if name != "n0"})
@@ -140,7 +140,7 @@ def test_softmax_of_two_classes() -> None:
     same(model, model.to_sklearn(), np.random.default_rng(2).normal(size=(300, 4)))
 
 
-def test_an_encoder_can_be_cloned_and_wants_names() -> None:
+def test_an_encoder_can_be_cloned_and_requires_names() -> None:
     encoder = clone(MODELS["logistic"].to_sklearn()["encode"]).fit(None)
     rows = frame_for(MODELS["logistic"])
     several = pa.concat_tables([pa.table(rows).slice(0, 100), pa.table(rows).slice(100)])
@@ -149,7 +149,7 @@ def test_an_encoder_can_be_cloned_and_wants_names() -> None:
         encoder.transform(np.zeros((3, 20)))
 
 
-def test_whatever_is_not_installed_is_named() -> None:
+def test_missing_packages_are_named() -> None:
     program = """
 import sys
 sys.modules["sklearn"] = sys.modules["onnx"] = None
@@ -234,7 +234,7 @@ def test_onnx_keeps_whole_numbers_as_classes_and_refuses_a_column_called_like_an
     assert [each.name for each in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_the_tables_have_what_they_are_made_for() -> None:
+def test_the_test_tables_cover_every_kind_of_column() -> None:
     assert len(mixed_tables.COLUMNS) == 20
     assert 0.03 < np.mean([v is None for c in mixed_tables.COLUMNS for v in CELLS[c.name]]) < 0.07
     assert {*CELLS["level"]} == {*GRADES}

@@ -1,4 +1,4 @@
-"""A model in one line."""
+"""The repr of a model: one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_of_a_run():
     assert shown == "<Model logistic, 20 features, classes -1, 1, ε = 1 at δ = 1e-05, simulated noise>"
 
 
-def test_one_line_whatever_it_says_of_itself():
+def test_repr_is_one_line_for_any_content():
     for model, shown in [
         (
             Model(np.zeros((3, 1)), "binary", "hinge", classes=("no", "yes"), intercept=True),

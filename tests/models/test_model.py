@@ -1,4 +1,4 @@
-"""A trained model: prediction, probabilities, and its file."""
+"""Trained models: predictions, probabilities, files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MODELS = {
 # --- prediction --------------------------------------------------------------------------------------------
 
 
-def test_binary_predictions_are_scikit_learns() -> None:
+def test_binary_predictions_agree_with_scikit_learn() -> None:
     labels = np.where(A[:, 0] > 0.0, "yes", "no")
     oracle = LogisticRegression(fit_intercept=False).fit(A, labels)
     model = Model(oracle.coef_.T, "binary", "logistic", classes=tuple(oracle.classes_))
@@ -56,7 +56,7 @@ def test_binary_predictions_are_scikit_learns() -> None:
     np.testing.assert_allclose(model.decision_function(A)[:, 0], oracle.decision_function(A), rtol=1e-12)
 
 
-def test_multiclass_predictions_are_scikit_learns() -> None:
+def test_multiclass_predictions_agree_with_scikit_learn() -> None:
     labels = np.array(["a", "b", "c"])[np.argmax(A, axis=1)]
     oracle = LogisticRegression(fit_intercept=False).fit(A, labels)
     model = Model(oracle.coef_.T, "multiclass", "softmax", classes=tuple(oracle.classes_))
@@ -74,13 +74,13 @@ def test_classes_default_to_the_encoded_labels() -> None:
     assert set(Model(W3, "multiclass", "softmax").predict(A).tolist()) <= {0, 1, 2, 3}
 
 
-def test_the_intercept_is_added_here() -> None:
+def test_the_intercept_is_added_by_prediction() -> None:
     model = MODELS["intercept"]
     np.testing.assert_allclose(model.decision_function(A)[:, 0], A @ W1[:, 0] * 0.96 + 0.5 * 0.28, rtol=1e-12)
     assert set(model.predict(A).tolist()) <= {0, 1}
 
 
-def test_long_rows_are_shortened_when_they_were_in_training() -> None:
+def test_rows_are_clipped_if_training_clipped_them() -> None:
     long = 50.0 * A
     lengths = np.linalg.norm(long, axis=1, keepdims=True)
     expected = (long / np.maximum(lengths, 1.0)) @ W1
@@ -151,7 +151,7 @@ def test_numpy_values_are_saved_as_plain_ones(tmp_path: Path) -> None:
         assert again.privacy == {"z": [1.0, 1.0]}
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model"
     MODELS["binary"].save(path)
     before = path.read_bytes()
@@ -166,13 +166,13 @@ def test_a_failed_save_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypat
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_stored_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot hold a object"):
         Model(W1, "binary", "logistic", privacy={"x": object()}).save(tmp_path / "m")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_is_not_finite_is_written_by_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_model_that_is_not_finite_is_not_written(tmp_path_factory: pytest.TempPathFactory) -> None:
     for bad in [np.nan, np.inf, -np.inf]:
         with case(bad):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -194,7 +194,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_refused_or_harmless(tmp_path: Path) -> None:
-    """Cut anywhere, or with any one byte changed, a file gives a DataError or the same numbers."""
+    """A truncated file, or one with a changed byte, raises DataError or has the same numbers."""
     path = tmp_path / "model"
     MODELS["multiclass"].save(path)
     whole = path.read_bytes()
@@ -234,8 +234,8 @@ def _npy(values: object) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("again", ["about.npy", "weights.npy"])
-def test_a_file_with_a_part_twice_is_refused(tmp_path: Path, again: str) -> None:
-    """Readers take the first or the last: the model that was checked might not be the one that predicts."""
+def test_a_file_with_a_duplicate_member_is_refused(tmp_path: Path, again: str) -> None:
+    """Readers may use the first or the last member, so the checked model could differ from the used one."""
     parts = {"about.npy": _npy(json.dumps(GOOD)), "weights.npy": _npy(W1)}
     with zipfile.ZipFile(tmp_path / "m", "w") as archive:
         for name in (*parts, again):
@@ -244,7 +244,7 @@ def test_a_file_with_a_part_twice_is_refused(tmp_path: Path, again: str) -> None
         load_model(tmp_path / "m")
 
 
-def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_file_with_an_unknown_member_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in ["rows.csv", "weights", "Weights.npy", "noise.npy", "a/", "x" * 200]:
         with case(name):
             tmp_path = tmp_path_factory.mktemp("case")
@@ -259,7 +259,7 @@ def test_a_file_with_a_part_that_nobody_reads_is_refused(tmp_path_factory: pytes
 
 
 def encrypted(raw: bytes) -> bytes:
-    """A ZIP archive whose members are said to be under a password."""
+    """Return a ZIP archive whose members are marked as encrypted."""
     out = bytearray(raw)
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = out.find(mark)
@@ -269,7 +269,7 @@ def encrypted(raw: bytes) -> bytes:
     return bytes(out)
 
 
-def test_a_file_with_an_encrypted_part_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "m", GOOD, weights=W1)
     path.write_bytes(encrypted(path.read_bytes()))
     with pytest.raises(DataError, match=r"'about\.npy' is encrypted, but model files are not; train again"):
@@ -286,7 +286,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
             load_model(path)
 
 
-def test_files_that_make_no_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_with_an_invalid_model_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for about, weights in [
         ({}, W1),
         ([], W1),
@@ -341,7 +341,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Result, Pa
     return study, run_study(study, table, seed=1), path
 
 
-def test_a_study_s_model_keeps_all_that_is_public(trained: tuple[Study, Result, Path], tmp_path: Path) -> None:
+def test_a_study_s_model_contains_the_public_values(trained: tuple[Study, Result, Path], tmp_path: Path) -> None:
     study, result, table = trained
     made = model_of(result)
     again = load_model(made.save(tmp_path / "m.dpadmm"))
@@ -390,7 +390,7 @@ def test_a_model_without_a_schema_finds_its_columns_by_name(tmp_path: Path) -> N
         model.predict_table(tmp_path / "t.csv")
 
 
-def test_columns_that_look_like_identifiers_are_no_longer_asked_about(tmp_path: Path) -> None:
+def test_columns_that_look_like_identifiers_load(tmp_path: Path) -> None:
     schema = Schema((Number("device_id", (0.0, 9.0)),))
     model = Model(np.ones((1, 1)), "binary", "logistic", schema=schema, feature_names=schema.features)
     assert load_model(model.save(tmp_path / "m")).schema == schema
@@ -402,7 +402,7 @@ COLUMN = {"name": "x", "kind": "number", "bounds": [0.0, 1.0]}
 SCHEMA_3 = {"columns": [COLUMN | {"name": name} for name in "xyz"], "row_norm": None}
 
 
-def test_files_that_are_well(
+def test_valid_files(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     for change in [
@@ -417,7 +417,7 @@ def test_files_that_are_well(
                 load_model(_write(tmp_path / "n", GOOD2 | change, weights=W1, history=np.zeros((2, 3, 1))))
 
 
-def test_files_whose_parts_do_not_fit_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_with_inconsistent_members_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change in [
         {"study": STUDY | {"name": "another"}},
         {"study": [1]},
@@ -456,10 +456,10 @@ def test_a_covariance_of_another_model_is_refused(tmp_path_factory: pytest.TempP
         load_model(_write(tmp_path / "m", several, weights=np.ones((3, 3)), covariance=np.eye(3)))
 
 
-def test_files_that_promise_too_much_are_refused_before_memory_is_taken(
+def test_files_with_large_declared_sizes_are_refused_before_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small archive of gigabytes of zeros, an array said to be huge, JSON as deep as a well."""
+    """A small archive of gigabytes of zeros, a huge declared array, deeply nested JSON."""
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
         about = io.BytesIO()
         np.save(about, np.array(json.dumps(GOOD)))

@@ -1,4 +1,4 @@
-"""A typing mistake finds its name; another word finds none."""
+"""Suggestions for typos, and none for other words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = (
 LOSSES = ("hinge", "huber", "logistic", "softmax", "squared", "smoothed_hinge")
 
 
-def test_a_mistake_finds_its_name():
+def test_a_typo_suggests_the_intended_name():
     for written, known, meant in [
         ("epsilonn", SETTINGS, "epsilon"),
         ("eps", SETTINGS, "epsilon"),
@@ -48,7 +48,7 @@ def test_a_mistake_finds_its_name():
             assert near_name(written, known) == meant
 
 
-def test_another_word_finds_none():
+def test_other_words_suggest_nothing():
     for written, known in [
         *((word, SETTINGS) for word in ("seeds_of_noise", "iterations", "batch_size", "momentum", "lr")),
         *((word, SETTINGS) for word in ("penalty", "workers", "patience", "x", "")),

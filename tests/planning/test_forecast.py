@@ -1,4 +1,4 @@
-"""Forecasts: the planned noise on stand-in rows, folds, the correction for few rows, verdicts."""
+"""Forecasts: planned noise on substitute rows, folds, the correction for few rows, intervals."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_noise_is_that_of_the_planned_rows(pool):
     np.testing.assert_allclose(added, wanted[:, None, None] * normals.draw(1), atol=1e-15)
 
 
-def test_many_agents_and_rows_are_forecast_with_few():
-    """After one round from zero the weights are −s·(gradient + noise), so their spread shows the noise."""
+def test_many_agents_and_rows_are_forecast_from_few():
+    """After one round from zero the weights are −s·(gradient + noise), so their spread is that of the noise."""
     n, m = 2 * MAX_AGENTS, 1_000_000
     pool = Pool(np.eye(50), np.ones(50))
     method = {"name": "dp_admm", "schedule": "constant", "rho": 1.0}
@@ -99,7 +99,7 @@ def test_many_agents_and_rows_are_forecast_with_few():
     assert (ends - ends.mean(axis=0)).std() == pytest.approx(expected, rel=0.06)
 
 
-def test_rows_computed_with_are_limited_and_fair(pool):
+def test_simulated_rows_are_limited_and_balanced(pool):
     few = simulated_sizes(np.array([90, 10**6, 2 * 10**6]), pool)
     assert few[0] == MIN_ROWS
     assert few[2] == pytest.approx(2 * few[1], rel=1e-3)
@@ -107,7 +107,7 @@ def test_rows_computed_with_are_limited_and_fair(pool):
     assert simulated_sizes(np.array([5, 600]), pool).tolist() == [5, 600]
 
 
-def test_every_public_row_is_tested_once_by_a_model_that_did_not_see_it(study, tmp_path):
+def test_every_public_row_is_tested_once_by_a_model_not_trained_on_it(study, tmp_path):
     path = planned.table(tmp_path / "public.csv", 103)
     pool = pool_of(study, path)
     scenario = public_scenario(study, path, repeats=5, seed=1)
@@ -132,7 +132,7 @@ def test_too_few_public_rows_and_studies_without_columns_are_refused(study, tmp_
         public_scenario(plain, tmp_path / "few.csv", repeats=5, seed=1)
 
 
-def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
+def test_synthetic_rows_have_the_stated_signal(study):
     scenarios = synthetic_scenarios(study, 8000, repeats=2, seed=1)
     grid = ForecastGrid((1.0,), (1,), (1.0, 1))
     ceilings = []
@@ -150,7 +150,7 @@ def test_made_up_rows_have_the_strengths_they_are_said_to_have(study):
     assert [each.name.split()[0] for each in scenarios] == list(STRENGTHS)
 
 
-def test_made_up_rows_of_plain_features_and_several_classes():
+def test_synthetic_rows_of_plain_features_and_several_classes():
     study = Study(
         name="three",
         features=("a", "b"),
@@ -173,7 +173,7 @@ def forecast_of(study, scenario, means, sizes, name="accuracy"):
     return values_of(study, scenario, found, sizes)[name]
 
 
-def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(study):
+def test_the_optimism_correction_depends_on_the_planned_rows(study):
     n = 7 * 10**6  # beside 7 weights
     scenario, means = fabricated(n, 20), [(0.7, 0.9), (0.7, 0.9)]
     assert forecast_of(study, scenario, means, np.array([n])).mean == pytest.approx(0.7)
@@ -183,7 +183,7 @@ def test_a_forecast_lies_between_own_and_other_rows_as_far_as_the_plan_has_more(
     assert forecast_of(study, scenario, backwards, np.array([10**15])).mean == pytest.approx(0.8, abs=1e-6)
 
 
-def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_other_rows(study, tmp_path):
+def test_the_correction_of_accuracy_is_smaller_with_few_rows_per_weight(study, tmp_path):
     assert study.shape == (7, 1)
     assert optimism_correction(study, "accuracy", 7, (0.8, 0.0)) == pytest.approx(0.25)
     assert optimism_correction(study, "auc", 70, (0.8, 0.0)) == pytest.approx(0.5 / 1.1)
@@ -195,7 +195,7 @@ def test_with_few_rows_for_every_weight_a_forecast_of_classes_stays_closer_to_ot
     assert optimism_correction(three, "accuracy", 2, (0.8, 0.0)) == pytest.approx(0.25)
 
 
-def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
+def test_the_weight_of_a_prior_is_its_effect_on_the_model(auto, tmp_path):
     pool = Pool(np.eye(3), np.ones(3))
     change = np.array([[1.0], [2.0], [0.0]])
     for share in (0.0, 0.3, 1.0):
@@ -217,7 +217,7 @@ def test_the_weight_of_a_prior_is_how_far_it_moves_the_model(auto, tmp_path):
     assert weight(20.0) < 0.2
 
 
-def test_spread_is_luck_and_the_number_of_rows(study):
+def test_spread_combines_runs_and_test_rows(study):
     value = forecast_of(study, fabricated(80, 20), [(0.8, 0.8), (0.7, 0.7)], np.array([100]))
     assert value.std == pytest.approx(np.std([0.2, 0.3], ddof=1))
     assert value.std_error == pytest.approx(math.sqrt(0.25 / 40))
@@ -226,7 +226,7 @@ def test_spread_is_luck_and_the_number_of_rows(study):
     assert value.spread == pytest.approx(math.hypot(value.std, value.std_error))
 
 
-def test_figures_are_those_of_evaluation_and_are_paired_with_a_constant_guess():
+def test_measures_are_those_of_evaluation_and_paired_with_a_constant_prediction():
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((2000, 1))
     labels = np.where(rng.random(2000) < 1.0 / (1.0 + np.exp(-scores[:, 0])), 1.0, -1.0)
@@ -253,8 +253,8 @@ def test_figures_are_those_of_evaluation_and_are_paired_with_a_constant_guess():
     assert figures(Logistic(), -np.ones(5), scores[:5], guess)["sensitivity"][0] == 0.0
 
 
-def test_a_constant_guess_and_the_optimum_are_the_best_of_their_kind(study, tmp_path):
-    """What is reached without privacy does not depend on the study's own regularizer."""
+def test_constant_prediction_and_optimum_are_optimal(study, tmp_path):
+    """The result without privacy does not depend on the regularizer of the study."""
     scenario = public_scenario(study, planned.table(tmp_path / "public.csv", 600), repeats=3, seed=1)
     grid, sizes = ForecastGrid((1.0,), (5,), (1.0, 5)), np.full(4, 1000)
     found = forecast_scenario(study, scenario, sizes, grid, seed=1)
@@ -354,7 +354,7 @@ def test_a_small_public_sample_forecasts_what_training_reaches(study, tmp_path):
 
 
 def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
-    """With hardly any ε, training keeps the model of the public rows, and so does the forecast."""
+    """With a very small ε, training and forecast keep the model of the public rows."""
     noisy = replace(auto, training=auto.training.with_changes(epsilon=0.02))
     public, sizes = planned.table(tmp_path / "public.csv", 1000, seed=1), np.full(8, 250)
     prior, scenario = prior_from(noisy, public), public_scenario(noisy, public, repeats=5, seed=1)
@@ -375,7 +375,7 @@ def test_a_forecast_starts_from_public_rows_as_training_does(auto, tmp_path):
     assert trained(None) > own.mean + 4.0 * own.spread
 
 
-def test_priors_have_not_seen_the_rows_that_they_are_tested_on(auto, tmp_path):
+def test_priors_exclude_their_test_rows(auto, tmp_path):
     public = planned.table(tmp_path / "public.csv", 300)
     scenario = public_scenario(auto, public, repeats=3, seed=1)
     for k, (train, _) in enumerate(scenario.folds):
@@ -402,7 +402,7 @@ def test_one_row_of_a_class_is_too_few_for_a_forecast(auto, tmp_path):
 
 
 def test_differences_of_aucs_are_paired():
-    """DeLong's variance, checked by drawing rows again."""
+    """DeLong's variance agrees with resampling."""
     rng, loss, guess = np.random.default_rng(0), Logistic(), np.zeros(1)
     scores = rng.standard_normal((1500, 1))
     labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-scores[:, 0])), 1.0, -1.0)
@@ -422,7 +422,7 @@ def test_differences_of_aucs_are_paired():
     assert tied[3] == pytest.approx(found["auc"][1], rel=0.1)
 
 
-def test_the_same_seed_gives_the_same_forecast_and_every_run_is_told(study, tmp_path):
+def test_a_seed_reproduces_the_forecast_and_every_run_is_counted(study, tmp_path):
     path = planned.table(tmp_path / "public.csv", 60)
     grid, sizes, told = ForecastGrid((0.5, 1.0), (3, 20), (1.0, 20)), np.full(4, 50), []
     scenario = public_scenario(study, path, repeats=3, seed=1)

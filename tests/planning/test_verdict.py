@@ -1,4 +1,4 @@
-"""Recommendations, goals, and rounds that are written into a study."""
+"""Recommendations, goals, and numbers of rounds written into a study."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_goal_outside_the_spread_decides():
             assert (verdict.word, verdict.goal) == (word, goal)
 
 
-def test_without_a_goal_a_constant_guess_must_be_clearly_beaten():
+def test_without_a_goal_the_forecast_must_be_clearly_better_than_a_constant_prediction():
     for own, noise, word in [
         (0.53, 0.0, "recommended"),
         (0.53, 0.9, "recommended"),  # rows that are told apart are told apart
@@ -71,14 +71,14 @@ def test_without_a_goal_a_constant_guess_must_be_clearly_beaten():
             assert ("no better than a constant prediction" in verdict.reason) == (word == "not recommended")
 
 
-def test_less_is_better_for_errors():
+def test_smaller_errors_are_better():
     errors = forecast(12.0, spread=0.5, without_noise=10.0, constant=20.0, name="rmse")
     assert recommend(errors, GRID, Goal("rmse")).word == "recommended"
     assert recommend(errors, GRID, Goal("rmse", 11.0)).word == "not recommended"
     assert recommend(errors, GRID, Goal("rmse", 13.0)).word == "recommended"
 
 
-def test_what_cannot_be_reached_without_privacy_either_is_said():
+def test_a_goal_out_of_reach_without_noise_is_reported():
     assert "out of reach without noise" in recommend(forecast(0.8), GRID, Goal("accuracy", 0.95)).reason
     assert "out of reach without noise" not in recommend(forecast(0.8), GRID, Goal("accuracy", 0.85)).reason
     nothing = forecast(0.51, without_noise=0.51)
@@ -87,7 +87,7 @@ def test_what_cannot_be_reached_without_privacy_either_is_said():
     assert recommend(nothing, GRID, Goal("accuracy", 0.4)).word == "recommended"
 
 
-def test_public_rows_alone_must_be_clearly_beaten_too():
+def test_the_forecast_must_be_clearly_better_than_public_rows_alone():
     for public, goal, word, reason in [
         (0.77, Goal("auc"), "recommended", "forecast AUC 0.800, 0.030 above the model from public rows alone"),
         (0.79, Goal("auc"), "inconclusive", "forecast AUC 0.800, not clearly better than the model from public rows "
@@ -127,7 +127,7 @@ def test_the_difference_from_public_rows_has_its_own_standard_error():
     assert recommend(replace(wide, cells=cells), GRID, Goal("auc")).word == "inconclusive"
 
 
-def test_few_public_rows_are_too_few_to_tell():
+def test_few_public_rows_are_inconclusive():
     few = "the 1,000 public rows (14 of the rarest class) are too few for a conclusion"
     for without_noise, std_error_vs_constant, word, reason in [
         (0.55, 0.08, "inconclusive", few),
@@ -151,7 +151,7 @@ def test_few_public_rows_are_too_few_to_tell():
     assert recommend(synthetic, GRID, Goal("auc")).word == "not recommended"
 
 
-def test_scenarios_that_disagree_leave_it_open():
+def test_disagreeing_scenarios_are_inconclusive():
     go, no = (recommend(forecast(own), GRID, Goal("accuracy", 0.7)) for own in (0.8, 0.6))
     assert combine([go, go]) == go
     assert combine([no, no]).word == "not recommended"
@@ -175,7 +175,7 @@ def test_better_rounds_and_the_least_epsilon_are_named():
     assert min_epsilon(beside, GRID, Goal("accuracy", 0.525)) == (1.0, 20)
 
 
-def test_goals_are_read():
+def test_goals_are_parsed():
     study, numbers = (study_from(tomllib.loads(text)) for text in (planned.STUDY, planned.REGRESSION))
     for text, goal in [
         (None, Goal("auc")),

@@ -1,4 +1,4 @@
-"""Copies of a ledger: whatever is restored, and whatever was released since, no less is charged than was spent."""
+"""Backups of a ledger: a restore never charges less than was spent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def released(site: Site, study: Study, *rounds: int) -> Fraction:
-    """Answer rounds; all that this table ever released by its ledger."""
+    """Answer rounds, and return all releases in the ledger."""
     with site.guard() as guard:
         agent = Agent(guard, study)
         start = study.method(1).start(study.shape)
@@ -80,7 +80,7 @@ def test_after_a_lost_disk_open_studies_are_charged_in_full_and_all_else_is_take
     assert not list(site.ledger.parent.glob("*restoring*"))
 
 
-def test_an_owner_who_knows_what_was_enrolled_since_is_charged_for_that_alone(site: Site, tmp_path: Path) -> None:
+def test_named_studies_since_the_backup_are_charged_alone(site: Site, tmp_path: Path) -> None:
     released(site, FIRST, 1)
     back_up(site.ledger, tmp_path / "copy")
     spent = released(site, SECOND, 1, 2)
@@ -97,7 +97,7 @@ def test_an_owner_who_knows_what_was_enrolled_since_is_charged_for_that_alone(si
     assert done.state.promised < Fraction(site.policy.cap), "the rest is left"
 
 
-def test_what_all_others_might_have_learnt_together_is_taken_for_spent_too(site: Site, tmp_path: Path) -> None:
+def test_the_loss_under_collusion_is_charged_too(site: Site, tmp_path: Path) -> None:
     with site.path.open("a") as out:
         out.write(SECURE_AGGREGATION.format(epsilon=20.0))
     site = read_site(site.path)
@@ -157,7 +157,7 @@ def damage(site: Site) -> None:
     (site.ledger / DATABASE).write_bytes(data)
 
 
-def test_a_mark_that_was_left_proves_that_a_copy_has_everything(site: Site, tmp_path: Path) -> None:
+def test_a_remaining_mark_proves_that_a_copy_is_complete(site: Site, tmp_path: Path) -> None:
     spent = released(site, FIRST, 1, 2)
     back_up(site.ledger, tmp_path / "copy")
     damage(site)
@@ -173,7 +173,7 @@ def test_a_mark_that_was_left_proves_that_a_copy_has_everything(site: Site, tmp_
 
 
 def test_a_mark_that_is_damaged_itself_proves_nothing(tmp_path: Path) -> None:
-    """It could have lost lines of releases that the copy lacks: those are charged."""
+    """It may have lost records that the copy lacks, so these are charged."""
     harms = {
         "a line less": lambda marks: marks[:-LINE],
         "a byte less": lambda marks: marks[:-1],
@@ -250,8 +250,8 @@ def test_limits_that_were_higher_for_a_time_are_charged_for(site: Site, tmp_path
     assert (state.max_cap, state.max_rows_per_person) == (site.policy.cap, 3)
 
 
-def test_what_all_others_might_have_learnt_is_charged_where_nothing_else_was_left(site: Site, tmp_path: Path) -> None:
-    """The copy promised all of μ², but not all that secure aggregation's sites could learn together."""
+def test_the_loss_under_collusion_is_charged_if_nothing_else_is_left(site: Site, tmp_path: Path) -> None:
+    """The copy promised the whole μ², but not the whole limit under collusion."""
     site = replace(site, policy=replace(site.policy, masking=MaskingLimits(20.0, 2, 1)))
     policy = site.policy
     assert policy.collusion_cap > 2.0 * policy.cap
@@ -266,7 +266,7 @@ def test_what_all_others_might_have_learnt_is_charged_where_nothing_else_was_lef
     assert state.spent >= Fraction(policy.cap)
 
 
-def test_nothing_was_enrolled_is_not_believed_if_the_mark_says_otherwise(site: Site, tmp_path: Path) -> None:
+def test_the_mark_overrides_the_claim_that_nothing_was_enrolled(site: Site, tmp_path: Path) -> None:
     back_up(site.ledger, tmp_path / "copy")  # nothing is open in it
     released(site, FIRST, 1)
     damage(site)
@@ -318,7 +318,7 @@ def test_whatever_happens_between_copy_and_loss_no_less_is_charged_than_was_spen
             assert restore(site, folder / "copy", since).state.spent >= book.spent
 
 
-def test_what_is_no_copy_or_was_changed_is_one_sentence_and_changes_nothing(site: Site, tmp_path: Path) -> None:
+def test_invalid_copies_are_one_sentence_and_change_nothing(site: Site, tmp_path: Path) -> None:
     released(site, FIRST, 1)
     back_up(site.ledger, tmp_path / "copy")
     shutil.rmtree(site.ledger)

@@ -1,4 +1,4 @@
-"""A site whose rows are at the workers of a Dask cluster: the same answers wherever they are summed, and as private."""
+"""A site whose rows are on a Dask cluster: the same answers, with the same privacy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dpadmm.trusted.private_rows import CheckedRows, PartitionedRows, PartSummar
 from dpadmm.trusted.unit import ONE_ROW, Ids, PrivacyUnit
 
 
-def test_owners_are_told_the_same_as_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_those_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     whole = site_in(tmp_path / "one", [PersonTable(tuple(CELLS), "csv", "text")], scheduler=None).rows
     parts = three_files(tmp_path / "three", "nowhere").rows
@@ -58,7 +58,7 @@ def test_owners_are_told_the_same_as_of_one_file(tmp_path: Path, monkeypatch: py
     assert unnamed.open_rows(STUDY).n_rows == 80
 
 
-def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
+def test_an_answer_is_the_sum_over_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
@@ -94,7 +94,7 @@ def test_an_answer_is_the_sum_of_what_the_parts_of_one_table_say(
 
 
 def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many of each as in one file, in sums and in the digest that pins the table to a study."""
+    """The same numbers as in one file, in sums and in the digest of the table."""
     monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     study = person_study("logistic", weighted=True)
     cells = [(*row[:6], f"{i % 6}" if i != 20 else "-1", row[-1]) for i, row in enumerate(CELLS)]
@@ -117,7 +117,7 @@ def test_parts_of_a_table_have_its_weights(tmp_path: Path, monkeypatch: pytest.M
     assert rows.digest() == PartitionedRows(parts, rows.unit, lambda *_: ()).digest()
 
 
-def test_a_part_that_was_read_again_must_be_what_it_was() -> None:
+def test_a_part_that_is_read_again_must_be_unchanged() -> None:
     features, labels = np.eye(3), np.array([1.0, -1.0, 1.0])
     persons, report = ONE_ROW.persons(None, 3), Report(rows=3)
     table = EncodedTable(features, labels, None, (), report)
@@ -157,7 +157,7 @@ def test_an_id_is_the_same_person_in_a_file_where_numbers_are_written_otherwise(
     assert persons_of(unit, parts).silent.all(), "written in two ways, whoever it is"
 
 
-def test_counts_and_problems_of_all_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_problems_cover_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     reports = [Report(rows=2, clipped=3), Report(rows=5, clipped=4)]
     assert on_cluster.merged(reports) == Report(rows=7, clipped=7)
@@ -183,7 +183,7 @@ def test_the_label_has_to_be_in_every_file(tmp_path: Path, monkeypatch: pytest.M
             replace(site, label="gone").rows.persons()
 
 
-def test_what_cannot_be_parts_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_parts_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "Cluster", InProcessClient)
     rows = three_files(tmp_path / "a", "nowhere").rows
     folder, first = tmp_path / "a" / "rows", (tmp_path / "a" / "rows" / "part-000.csv").read_text().splitlines()
@@ -243,8 +243,8 @@ def test_a_person_with_rows_in_several_parts_moves_a_sum_by_at_most_what_is_char
             assert steps_between(*(side.total(statistic, asked, grid) for side in sides)) <= allowed_steps(grid, pair.k)
 
 
-def test_who_leaves_one_part_and_comes_back_in_another_is_rounded_twice() -> None:
-    """P's other spelling silenced R; Q silences nobody: R's row in one part and Q's in the other, for no row of P."""
+def test_a_person_in_two_parts_is_rounded_twice() -> None:
+    """P's other spelling silences R, and Q silences no one: the rows of R and Q are in different parts."""
     together, apart = Lattice(1.0 + 2.0**-21, 1, 4), Lattice(1.0 + 2.0**-21, 1, 4, n_parts=2)
     before = np.array([0.3 * apart.step])
     after = before + apart.row_bound
@@ -263,7 +263,7 @@ def test_persons_are_those_of_the_table_as_a_whole() -> None:
         np.testing.assert_array_equal(getattr(found, name), value)
 
 
-def test_the_digest_knows_every_part_and_their_order_and_no_sum_may_be_missing() -> None:
+def test_the_digest_covers_every_part_and_no_sum_may_be_missing() -> None:
     a, b, c = (PartSummary(5, 3, f"{i:064d}") for i in range(3))
 
     def rows(*parts: PartSummary, totals: Any = ()) -> PartitionedRows:
@@ -283,7 +283,7 @@ def test_the_digest_knows_every_part_and_their_order_and_no_sum_may_be_missing()
             rows(*parts)
 
 
-def test_the_audit_finds_parts_sound_and_one_that_is_left_out() -> None:
+def test_the_audit_passes_parts_and_detects_a_missing_one() -> None:
     def halves(lost: bool) -> Any:
         def opened(site: Any, study: Study) -> PartitionedRows:
             features, labels = site.rows[site.world]

@@ -1,4 +1,4 @@
-"""Limits that were lowered below what enrolled studies were promised."""
+"""Limits lowered below what enrolled studies were promised."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_limits_that_keep_every_promise(folder):
         ({"epsilon": 0.3}, "your limit, ε 0.3000 at δ = 1e-05, is below what was promised"),
     ],
 )
-def test_every_lowered_limit_is_told(folder, limits, complaint):
+def test_every_lowered_limit_is_reported(folder, limits, complaint):
     (told,) = broken_promises(replace(POLICY, **limits), read_ledger(folder))
     assert complaint in told
     assert "'flu'" in told
     assert told.endswith("study")
 
 
-def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
+def test_lowered_limits_of_secure_aggregation_are_reported(tmp_path):
     masking = {"min_honest_sites": 4, "quorum": 5, "max_rows_per_site": 99, "roster": [["a", "00" * 32]]}
     allowed = replace(POLICY, masking=MaskingLimits(4.0, 2, 1))
     with Ledger.open(tmp_path, cap=allowed.cap, collusion_cap=allowed.collusion_cap, create=True) as ledger:
@@ -85,7 +85,7 @@ def test_lowered_limits_of_secure_aggregation_are_told(tmp_path):
     assert "your limit if all other sites collude, ε 0.9000 at δ = 1e-05, is below what was promised" in told
 
 
-def test_a_study_that_ended_was_promised_nothing(folder):
+def test_a_closed_study_is_not_reported(folder):
     low = replace(POLICY, epsilon=0.001, max_rounds=1)
     with Ledger.open(folder, cap=POLICY.cap) as ledger:
         for round in (2, 3):

@@ -1,4 +1,4 @@
-"""An agent of a study with secure aggregation, in front of its guard."""
+"""An agent of a study with secure aggregation and its guard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpadmm.sites.agent import Agent
 from dpadmm.trusted.masking import bitmap_of
 
 
-def test_a_masked_answer_moves_the_last_round_on_and_absurd_numbers_do_not_even_warn(tmp_path: Path) -> None:
+def test_a_masked_answer_advances_the_round_and_extreme_numbers_do_not_warn(tmp_path: Path) -> None:
     study = masked_study()
     start = study.method(ROWS["a"]).start(study.shape)
     with MaskedSite(tmp_path, "a", study).guard() as guard:

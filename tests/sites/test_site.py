@@ -1,4 +1,4 @@
-"""A site: what its owner wrote holds, whatever a study asks; and rows are encoded one by one."""
+"""A site: no study changes the limits of the owner, and rows are encoded independently."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_site_finds_its_own_key_in_a_roster(folder):
     assert caught.value.code == "policy-collusion"
 
 
-def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
+def test_a_missing_shared_or_duplicate_key_is_refused(folder):
     site = opened(folder, **AUTO)
     study = masked_study(site)
     (kept,) = site.keys.iterdir()
@@ -175,7 +175,7 @@ def test_a_key_that_is_missing_or_not_secret_or_not_alone_is_none(folder):
     assert "none of its keys is in" in refused()
 
 
-def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are_read(folder, monkeypatch):
+def test_secure_aggregation_against_the_limits_is_refused_before_rows_are_read(folder, monkeypatch):
     site = opened(folder, limits={"methods": ["pgd"]})
     study = masked_study(site)
     monkeypatch.setattr(type(site), "open_rows", None)
@@ -188,7 +188,7 @@ def test_a_study_that_its_owner_does_not_allow_masked_is_refused_before_rows_are
 # The file
 
 
-def test_a_site_is_what_its_owner_wrote(folder):
+def test_a_site_has_the_values_of_its_file(folder):
     site = opened(folder)
     assert site.policy == Policy(
         epsilon=1.0,
@@ -281,7 +281,7 @@ WRONG = [
 ]
 
 
-def test_a_mistake_in_the_file_is_one_sentence(folder):
+def test_an_error_in_the_file_is_one_sentence(folder):
     for parts, complaint in WRONG:
         with case(parts, complaint):
             with pytest.raises(StudyError) as caught:
@@ -329,7 +329,7 @@ def test_addresses_of_brokers_replace_those_of_the_invitation(folder):
             site_from({**FILE, "server": section}, path)
 
 
-def test_a_program_for_events_is_named_in_full_and_one_that_cannot_be_started_is_a_warning(folder):
+def test_the_program_for_events_needs_a_full_path_and_must_be_executable(folder):
     path, here = folder / "site.toml", sys.executable
     assert opened(folder).notify is None
     site = site_from({**FILE, "notify": {"command": [here, "-c", "pass"], "delay": 0}}, path)
@@ -362,7 +362,7 @@ def test_a_program_for_events_is_named_in_full_and_one_that_cannot_be_started_is
             site_from({**FILE, "notify": section}, path)
 
 
-def test_a_file_that_others_may_write_is_told(folder):
+def test_a_file_that_others_may_write_is_a_warning(folder):
     site = opened(folder)
     assert site.warnings() == []  # there is no ledger yet
     site.begin()
@@ -413,7 +413,7 @@ def test_rows_in_the_order_of_the_study_and_no_other_column(folder):
     assert wider.n_features == 3
 
 
-def test_at_most_so_many_rows_of_a_person_the_first_ones(folder):
+def test_the_first_rows_of_a_person_count_up_to_the_limit(folder):
     for k, used in ((1, [0, 1, 4]), (2, USED), (3, [0, 1, 2, 3, 4])):
         site = opened(folder, person={"rows": k})
         persons = site.rows.persons()
@@ -424,14 +424,14 @@ def test_at_most_so_many_rows_of_a_person_the_first_ones(folder):
         assert site.open_rows(a_study()).n_rows == 5
 
 
-def test_without_a_column_the_owner_vouches(folder):
+def test_without_a_person_column_rows_are_persons(folder):
     site = opened(folder, person={"column": None})
     assert site.rows.persons().n_persons is None
     assert site.open_rows(a_study()).n_rows == 5
     assert site.policy.unit.rows == 2  # and is charged for it
 
 
-def test_one_person_written_in_two_ways():
+def test_one_person_with_two_spellings():
     for one, other, same in [
         (1, "1", True),
         (1.0, "1", True),
@@ -459,13 +459,13 @@ def test_one_person_written_in_two_ways():
             assert (person_of(one) == person_of(other)) is same
 
 
-def test_a_row_of_nobody():
+def test_a_row_without_an_id():
     for value in ["", "  ", None, float("nan")]:
         with case(value):
             assert person_of(value) == ""
 
 
-def test_who_is_who_does_not_depend_on_other_rows(folder):
+def test_persons_do_not_depend_on_other_rows(folder):
     """Ids with more digits than a float, then one with a letter: the first rows stay the same persons."""
     ids = ["12345678901234567890", "12345678901234567891", "12345678901234567890"]
     for last in ("5", "b5", "12345678901234567890123"):
@@ -545,8 +545,8 @@ ODD_CELLS = {
 
 
 @pytest.mark.parametrize(("row", "encoded"), ODD_CELLS.values(), ids=ODD_CELLS)
-def test_no_cell_decides_whether_a_study_is_enrolled(folder, row, encoded):
-    """Else whoever writes studies could ask about single cells, for free: every cell has a meaning."""
+def test_enrolment_does_not_depend_on_cells(folder, row, encoded):
+    """Otherwise studies could query single cells without cost."""
     with (folder / "table.csv").open("a") as file:
         file.write(f"{row}\n")
     site = opened(folder)
@@ -583,7 +583,7 @@ def test_rows_that_do_not_fit_are_one_sentence_for_the_owner(folder, parts, stud
 # The guard of a site
 
 
-def test_a_person_is_charged_for_all_rows_one_may_have(folder):
+def test_a_person_is_charged_for_the_maximum_number_of_rows(folder):
     site, study = opened(folder), a_study()
     site.begin()
     with site.guard() as guard:
@@ -669,7 +669,7 @@ def test_two_studies_do_not_get_the_same_remainder(folder):
         guard.enrol(second)
 
 
-def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
+def test_a_dry_run_gives_the_result_of_enrolment_and_writes_nothing(folder):
     site, study = opened(folder), a_study()
     site.begin()
 
@@ -693,7 +693,7 @@ def test_a_rehearsal_says_what_enrolment_says_and_writes_nothing(folder):
     assert rehearsed() == "study-changed"  # it has ended
 
 
-def test_a_ledger_is_begun_once(folder):
+def test_a_ledger_is_created_once(folder):
     site = opened(folder)
     with pytest.raises(RefusalError) as caught, site.guard():
         pass
@@ -708,7 +708,7 @@ def test_a_ledger_is_begun_once(folder):
     assert read_ledger(site.ledger).fingerprint == before
 
 
-def test_a_beginning_that_was_cut_short_can_be_made_again(folder):
+def test_an_interrupted_creation_can_be_repeated(folder):
     site = opened(folder)
     site.ledger.mkdir()
     (site.ledger / "mark").touch()
@@ -777,14 +777,14 @@ def test_nothing_in_a_study_changes_the_limits(tmp_path_factory, **parts):
 
 
 def test_a_study_has_no_field_of_a_policy():
-    """Only what is asked has the same name as what is allowed."""
+    """The requested values have the names of the limits."""
     both = {each.name for each in fields(Policy)} & {each.name for each in fields(Study)}
     assert both == set()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "parquet, coded"])
 def test_a_person_s_rows_are_counted_through_the_whole_table(folder, form):
-    """Not by block, batch or row group: first and last rows of a long table may be one person's."""
+    """Rows of a person count across blocks, batches and row groups."""
     n = 50_000
     ids = [f"person {j}" for j in range(n)]
     for row in (0, 1, n // 2, n - 1):  # two may count

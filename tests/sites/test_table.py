@@ -1,4 +1,4 @@
-"""A site's table as a study wants it: its label, its persons, and what its owner is told about it."""
+"""A site's table in the encoding of a study: label, persons, warnings for the owner."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_without_classes_labels_are_minus_1_and_1(folder):
     assert features.any(axis=1).tolist() == [True, True, False, False]  # 2 is no class
 
 
-def test_a_number_to_predict_is_taken_as_it_is(folder):
+def test_a_numeric_label_is_not_changed(folder):
     write(folder, "x,0.5,a,0.3,0.25", "x,0.5,b,0.3,-7")
     _, labels = encoded(table(folder), a_study(classes=None, loss="squared"))
     assert labels == [0.25, -7.0]
 
 
-def test_two_classes_are_for_another_loss_than_softmax(folder):
+def test_two_classes_need_the_logistic_loss(folder):
     with pytest.raises(DataError, match="for two classes, use the loss logistic"):
         table(folder).encoded(a_study(loss="softmax"))
 
@@ -81,7 +81,7 @@ def test_the_label_is_the_site_s_column_or_else_the_study_s(folder):
         assert labels == [1.0, -1.0, -1.0]
 
 
-def test_persons_are_no_label(folder):
+def test_the_person_column_cannot_be_the_label(folder):
     with pytest.raises(DataError, match="'who' is the person column, but the study uses it as the label"):
         table(folder, label=None).encoded(schema_study("who"))
     study = schema_study("y")
@@ -90,7 +90,7 @@ def test_persons_are_no_label(folder):
         table(folder, label=None).encoded(weighted)
 
 
-def test_weights_are_kept_with_the_rows_and_told_of_where_there_is_none(folder):
+def test_weights_are_kept_with_the_rows_and_missing_ones_are_reported(folder):
     write(folder, "late,0.5,4,0.3,yes", ",0.2,-1,0.3,no", "x,0.1,2,0.2,no")
     plain = schema_study()
     weighted = replace(plain, label=replace(plain.label, weight="who", weight_bound=8.0))
@@ -143,7 +143,7 @@ def test_a_column_that_an_archive_does_not_have_is_one_sentence(folder):
 
 @pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
 def test_whether_a_table_can_be_encoded_does_not_depend_on_its_cells(folder, name):
-    """Also for a study that only lists features: a missing number and an unknown label are no refusal."""
+    """This includes studies with a list of features: missing numbers and unknown labels are accepted."""
     write(folder, "late,0.5,7,0.3,yes", ",,8,0.3,no", "x,0.1,7,0.2,perhaps")
     pyarrow.parquet.write_table(pyarrow.csv.read_csv(folder / "table.csv"), folder / "table.parquet")
     features, labels = encoded(table(folder, name=name), a_study())
@@ -178,7 +178,7 @@ def test_persons_of_an_archive_are_those_that_the_owner_names(folder):
 # What the owner is told
 
 
-def test_the_owner_is_told_what_a_study_cannot_use(folder):
+def test_unusable_rows_are_reported_to_the_owner(folder):
     rows = ["late,0.5,a,0.20,no", "x,0.5,b,0.50,yes", "x,,c,0.10,no", "early,0.5,d,0.10,perhaps"]
     write(folder, *rows)
     assert table(folder).warnings(schema_study()) == [
@@ -201,13 +201,13 @@ def test_the_owner_is_told_what_a_study_cannot_use(folder):
         (["a", "b"], []),
     ],
 )
-def test_the_owner_is_told_of_ids_that_cannot_be_used(folder, persons, said):
+def test_unusable_ids_are_reported_to_the_owner(folder, persons, said):
     write(folder, *(f"x,0.5,{person},0.3,no" for person in persons))
     remarks = table(folder).warnings(a_study())
     assert remarks == [f"{each}; such rows are replaced with zeros." for each in said]
 
 
-def test_a_study_that_a_table_does_not_fit_is_not_passed_over_in_silence(folder):
+def test_a_study_that_does_not_fit_the_table_is_an_error(folder):
     with pytest.raises(DataError, match="did you mean 'income'"):
         table(folder).warnings(a_study(features=("age", "incom")))
 
@@ -221,7 +221,7 @@ def test_tables_with_named_columns_are_surveyed_and_archives_are_not(folder):
 
 
 def test_statistics_take_every_column_but_that_of_persons(folder):
-    """The label of the site is a column like others; missing and unknown cells count, each in its bin."""
+    """The label is an ordinary column. Missing and unknown cells are counted in their bins."""
     training = Training(method=StatisticsRelease(bins=2), noise_multiplier=20.0)
     columns = (*COLUMNS.columns, Category("repaid", ("no", "yes")))
     study = Study(name="counts", schema=Schema(columns), training=training)

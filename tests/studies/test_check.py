@@ -193,3 +193,17 @@ def test_a_problem_says_its_table_and_what_to_do(changes: dict[str, Any], words:
     assert len(found) == len(words)
     for sentence, pattern in zip(found, words, strict=True):
         assert re.search(pattern, sentence), sentence
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "place"),
+    [
+        ("training", "quorum", "'quorum' at the top of the file, before all sections"),
+        ("privacy", "deadlin", "'deadline' at the top of the file, before all sections"),
+        ("training", "delta", "'delta' under [privacy]"),
+        ("privacy", "n_rounds", "'n_rounds' under [training]"),
+    ],
+)
+def test_an_unknown_key_is_reported_with_the_section_it_belongs_to(section: str, key: str, place: str) -> None:
+    table = {"format": "dpadmm-study/2", "name": "x", "features": ["a"], section: {key: 1}}
+    assert f"{section}: unknown setting {key!r}; did you mean {place}?" in study_problems(table)

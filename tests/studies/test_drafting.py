@@ -427,3 +427,14 @@ def test_a_label_of_counts_is_asked_about(tmp_path: Path) -> None:
     for cells in ([0, 1], [-1, 0, 1], ["a", "b", "c"]):
         columns["y"] = (cells * N)[:N]
         assert draft_from_table(csv_file(tmp_path, columns), "y").comments == ()
+
+
+def test_a_draft_contains_the_settings_of_missed_rounds_as_comments(tmp_path: Path) -> None:
+    draft = draft_from_table(csv_file(tmp_path, COLUMNS), "ill")
+    text = study_text(draft, "x").replace("public = false", "public = true").replace(f'allow = "{ASK}"', "allow = true")
+    assert study_from(tomllib.loads(text)).allow_missed_rounds is False
+    for key in ("allow_missed_rounds", "quorum", "deadline"):
+        assert text.count(f"\n# {key} = ") == 1
+        text = text.replace(f"\n# {key} = ", f"\n{key} = ")
+    study = study_from(tomllib.loads(text))
+    assert (study.allow_missed_rounds, study.quorum, study.deadline) == (True, 3, 60)

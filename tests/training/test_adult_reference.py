@@ -1,4 +1,4 @@
-"""The figures this project promises on the UCI Adult data, with the paper's constants."""
+"""Reference results on UCI Adult with the constants of the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPER = {"n_agents": 100, "alpha": 1e-6, "test_rows": 5222, "delta": 1e-3}
 
 @pytest.fixture(scope="module")
 def adult() -> Dataset:
-    """In single precision, which changes the tenth digit of these figures and saves half of the time."""
+    """In single precision, which changes the tenth digit and saves half of the time."""
     data = load_adult()
     return replace(data, features=data.features.astype(np.float32))
 
@@ -36,7 +36,7 @@ def test_dp_admm_as_published(
     local_loss: float,
     global_error: float,
 ) -> None:
-    """Splits so many that the limits are two standard errors; with less noise they differ less."""
+    """Numbers of splits for which the limits are two standard errors."""
     runs = [
         simulate(
             adult, round_epsilon=round_epsilon, method={"weight_radius": 89.0, "rho": 0.1}, n_rounds=100,
@@ -54,7 +54,7 @@ def test_dp_admm_as_published(
     assert runs[0].privacy.epsilon == pytest.approx(exact, abs=5e-5)
 
 
-def test_the_floor(adult: Dataset) -> None:
+def test_the_non_private_optimum(adult: Dataset) -> None:
     found = simulate(adult, method="centralized", seed=0, **PAPER).trace.last()
     assert found["train_loss_global"] == pytest.approx(0.324, abs=0.002)
     assert found["test_error_global"] == pytest.approx(0.152, abs=0.007)

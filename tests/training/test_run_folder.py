@@ -1,4 +1,4 @@
-"""The run folder: TOML, JSON and CSV that any reader takes, and what is refused before a run."""
+"""The run folder: TOML, JSON and CSV for any reader, and checks before a run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_run_without_measures_has_an_empty_trace_with_a_header(result, tmp_pat
     assert (tmp_path / "trace.csv").read_text() == "run,seed,round\n"
 
 
-def test_runs_cut_short_do_not_stop_the_summary(result):
+def test_interrupted_runs_are_summarised(result):
     cut = interrupted(result, Trace({}))
     assert end_values([result, cut]) == end_values([result])
     assert end_values([]) == end_values([cut]) == {}

@@ -1,4 +1,4 @@
-"""A study simulated on a table: its settings and encoding, with measures and simulated noise."""
+"""A study simulated on a table: its settings and encoding, measures, simulated noise."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_public_rows_of_the_study_are_the_start_as_in_training(tmp_path: Path, t
         simulate(study, table, warm_start=without.weights)
 
 
-def test_a_study_of_plain_features_takes_rows_and_shortens_them() -> None:
+def test_a_study_of_plain_features_clips_rows() -> None:
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(200, 2)), rng.choice(["no", "yes"], 200)
     study = Study(name="two", features=("a", "b"), classes=("no", "yes"), training={"epsilon": 1.0})
@@ -75,7 +75,7 @@ def test_a_study_of_plain_features_takes_rows_and_shortens_them() -> None:
     assert result.model.feature_names == ("a", "b")
 
 
-def test_what_a_study_says_cannot_be_said_beside_it(table: Path) -> None:
+def test_settings_of_the_study_cannot_be_overridden(table: Path) -> None:
     study = make_study()
     for words, options, complaint in [
         ((study, table), {"epsilon": 1.0}, "epsilon is set by the study; leave it out here"),

@@ -1,4 +1,4 @@
-"""A whole simulated run: reproducible, calibrated as asked, refused clearly, and told in plain JSON."""
+"""Whole simulated runs: reproducible, calibrated, with clear errors and plain JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_same_seed_same_bits_whatever_the_thread_count() -> None:
             assert not same(first, run(**changes, seed=4))
 
 
-def test_without_a_seed_every_run_is_another_and_says_its_seed() -> None:
+def test_without_a_seed_every_run_differs_and_records_its_seed() -> None:
     one, two = run(seed=None), run(seed=None)
     assert not same(one, two)
     assert one.settings.seed is not None
@@ -145,7 +145,7 @@ def test_a_planned_absence_is_calibrated_per_agent() -> None:
                                * np.array([4, 1, 4, 4, 4 / 3]), rtol=1e-9)  # fmt: skip
 
 
-def test_an_unplanned_absence_is_charged_for_what_was_said_only() -> None:
+def test_an_unplanned_absence_is_charged_for_its_releases_only() -> None:
     privacy = run(participation=0.5, n_rounds=40).privacy
     assert (privacy.n_releases < 40).all()
     assert privacy.planned_epsilon == pytest.approx(1.0, rel=1e-9)
@@ -154,7 +154,7 @@ def test_an_unplanned_absence_is_charged_for_what_was_said_only() -> None:
     assert privacy.epsilon < 1.0
 
 
-def test_bad_plans() -> None:
+def test_invalid_plans() -> None:
     for plan, said in [
         (np.ones((11, 5), dtype=bool), r"shape \(11, 5\), but there are 12 rounds"),
         (np.ones(12, dtype=bool), "shape"),
@@ -165,7 +165,7 @@ def test_bad_plans() -> None:
 
 
 def test_stopping_by_the_result_is_charged_in_full() -> None:
-    """When the transcript decides the length, only the guarantee of all planned rounds holds."""
+    """If the transcript decides the length of a run, only the guarantee for all planned rounds holds."""
     common = {"epsilon": 1.0, "delta": 1e-5, "n_agents": 5, "n_rounds": 200, "metrics_every": 0, "seed": 3}
     stopped = simulate("synthetic", **common, stop_tolerance=0.5)
     assert stopped.outcome.rounds < 200
@@ -311,20 +311,20 @@ def test_test_rows_as_count_or_share() -> None:
             assert ("test_error_global" in result.trace.columns) == (left < 600)
 
 
-def test_bad_test_rows() -> None:
+def test_invalid_test_rows() -> None:
     for bad in [600, 10_000, 1.5]:
         with case(bad), pytest.raises(StudyError, match="test_rows"):
             run(test_rows=bad)
 
 
-def test_train_and_test_rows_are_apart() -> None:
+def test_train_and_test_rows_are_disjoint() -> None:
     features = np.diag(np.linspace(0.01, 1.0, 100))
     result = simulate((features, np.tile([1.0, -1.0], 50)), n_agents=4, epsilon=1.0, n_rounds=1, test_rows=30, seed=0)
     seen = result.rows.features[result.rows.order].max(axis=1).tolist()
     assert len(set(seen)) == len(seen) == 70
 
 
-def test_long_rows_are_refused_or_clipped() -> None:
+def test_rows_with_large_norms_are_refused_or_clipped() -> None:
     long = BINARY.features * 4.0
     with pytest.raises(DataError, match="L2 norm"):
         run((long, BINARY.labels))
@@ -347,7 +347,7 @@ def test_too_many_agents(n_agents: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bad_rows_are_refused_wherever_they_lie(bad: float) -> None:
+def test_invalid_rows_are_refused_at_any_position(bad: float) -> None:
     for row in (0, 599):
         features = BINARY.features.copy()
         features[row, 2] = bad
@@ -408,7 +408,7 @@ def test_summaries_are_json() -> None:
             assert (said["privacy"]["epsilon"] is None) == (not result.privacy.private)
 
 
-def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
+def test_a_saved_model_contains_its_privacy_report(tmp_path: Any) -> None:
     from dpadmm import load_model
 
     result = run()
@@ -417,7 +417,7 @@ def test_a_saved_model_carries_its_privacy(tmp_path: Any) -> None:
     np.testing.assert_array_equal(again.predict(BINARY.features), result.model.predict(BINARY.features))
 
 
-def test_groups_are_the_agents_without_further_words() -> None:
+def test_groups_imply_the_partition_by_groups() -> None:
     rng = np.random.default_rng(0)
     features, labels = rng.uniform(-0.3, 0.3, (60, 3)), rng.choice([-1, 1], 60)
     owners = np.repeat(["north", "south", "west"], 20)
@@ -440,13 +440,13 @@ def test_exact_noise_trains_and_is_named_in_the_report() -> None:
     assert result.privacy.epsilon == simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=5, seed=1).privacy.epsilon
 
 
-def test_exact_noise_is_refused_where_a_method_has_none() -> None:
+def test_exact_noise_is_refused_for_methods_without_it() -> None:
     with pytest.raises(StudyError, match="exact noise applies to sums over all rows only"):
         simulate("synthetic", method="admm_pvp", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True)
 
 
-def test_exact_noise_is_refused_where_the_deal_looks_at_labels():
-    """One label changed would deal all rows anew, and the agents' numbers of rows are public."""
+def test_exact_noise_is_refused_if_the_partition_depends_on_labels():
+    """A changed label would change the partition, and the numbers of rows are public."""
     with pytest.raises(StudyError, match="partition='label_skewed' they depend on the labels"):
         simulate("synthetic", n_agents=3, epsilon=2.0, n_rounds=2, exact_noise=True, partition="label_skewed")
 
@@ -469,7 +469,7 @@ def test_a_result_is_shown_in_a_line_without_rows() -> None:
 
 
 def test_an_agent_that_leaves_costs_no_more_than_its_rows() -> None:
-    """One of three gone at a quarter: the loss is that of the other two alone. Frozen, it cost a quarter more."""
+    """One of three agents leaves after a quarter of the rounds: the loss is that of the other two."""
     rng, n_rounds, weights = np.random.default_rng(0), 200, np.linspace(-4.0, 4.0, 8)
     features = rng.normal(size=(1500, 8)) / np.sqrt(8) / 2.0
     labels = np.where(rng.random(1500) < 1.0 / (1.0 + np.exp(-4.0 * features @ weights)), 1.0, -1.0)
@@ -487,7 +487,7 @@ def test_an_agent_that_leaves_costs_no_more_than_its_rows() -> None:
     assert np.mean(left) <= 1.02 * np.mean(alone)
 
 
-def test_a_report_says_whether_the_noise_was_exact() -> None:
+def test_a_report_states_whether_the_noise_was_exact() -> None:
     rows = (np.eye(4), np.array([1.0, -1.0, 1.0, -1.0]))
     for exact in (True, False):
         result = simulate(rows, n_agents=2, n_rounds=2, epsilon=1.0, test_rows=0, exact_noise=exact)

@@ -1,4 +1,4 @@
-"""Weighted studies: what they find, beside scikit-learn and statsmodels, and beside studies without weights."""
+"""Weighted studies, compared with scikit-learn, statsmodels and studies without weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def weighted(column: str = "w", **more: Any) -> Label:
 
 
 @pytest.mark.filterwarnings("ignore:Confidence intervals. unlikely")
-def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
+def test_weights_at_the_bound_have_no_effect(path: Path) -> None:
     for training in ({}, {"method": INFERENCE}, {"method": "dp_admm", "n_rounds": 8}, {"n_rounds": 8, "epsilon": 0.05}):
         for agents in (1, 3):
             with case(training, agents):
@@ -82,7 +82,7 @@ def test_weights_at_the_bound_are_none_to_the_last_bit(path: Path) -> None:
                 assert np.array_equal(one, other)
 
 
-def test_class_weights_find_the_rare_class(path: Path) -> None:
+def test_class_weights_predict_the_rare_class(path: Path) -> None:
     for method, least in (("auto", 0.7), ("dp_admm", 0.65)):
         with case(method):
             found = {}
@@ -96,8 +96,8 @@ def test_class_weights_find_the_rare_class(path: Path) -> None:
             assert said.metrics["balanced_accuracy"] == pytest.approx(found[True])
 
 
-def test_small_weights_cost_auto_no_more_than_so_few_rows_would(path: Path) -> None:
-    """Weights of 1 with a bound of 4: rows say a fourth of what they might, and steps are as long all the same."""
+def test_small_weights_cost_auto_no_more_than_fewer_rows(path: Path) -> None:
+    """Weights of 1 with a bound of 4: rows contribute a quarter of the maximum, with the same steps."""
     light = replace(ILL, weight="light", weight_bound=4.0)
     table = path.with_name("light.csv")
     lines = path.read_text().splitlines()
@@ -130,7 +130,7 @@ def rows_of(loss: str, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def test_without_noise_estimates_and_standard_errors_are_those_of_statsmodels_for_such_weights() -> None:
-    """And no smaller than the standard errors of sampling weights, with ω² in place of ω."""
+    """They are at least the standard errors of sampling weights, which use ω² instead of ω."""
     families = {"logistic": sm.families.Binomial(), "squared": sm.families.Gaussian(), "poisson": sm.families.Poisson()}
     for loss, family in families.items():
         with case(loss):
@@ -171,8 +171,8 @@ def test_without_noise_the_optimum_is_that_of_scikit_learn_with_its_penalty() ->
             np.testing.assert_allclose(found.model.weights[:, 0], np.ravel(known.coef_), rtol=0.002, atol=1e-4)
 
 
-def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
-    """Rows are drawn by their weights' inverse from a population that they then stand for; ω has a mean of .4."""
+def test_intervals_of_weighted_rows_are_conservative() -> None:
+    """Rows are sampled from a population with probabilities inverse to their weights. The mean of ω is 0.4."""
     truth, covered, widths = np.array([2.0, -1.0, 0.5, 0.0, 1.0]), [], []
     training = Training(method=INFERENCE, epsilon=4.0, n_rounds=5, intercept=True)
     problem = replace(training.problem(2), weighted=True)
@@ -197,8 +197,8 @@ def test_intervals_of_weighted_rows_cover_at_least_what_they_say() -> None:
 # From files, at sites and in one process
 
 
-def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Path) -> None:
-    """With every cell of the weights, bad ones too, and by the same statistics."""
+def test_a_site_has_the_weighted_sums_of_one_process(path: Path, tmp_path: Path) -> None:
+    """With all cells of the weights, including invalid ones, and the same statistics."""
     rows = path.read_text().splitlines()[:301]
     rows[5] = rows[5].rpartition(",")[0].rpartition(",")[0] + ",-1,4"
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
@@ -220,7 +220,7 @@ def test_a_site_holds_what_a_study_in_one_process_sums(path: Path, tmp_path: Pat
     assert said == "1 of 300 rows have an unknown label or weight; they are replaced with zeros."
 
 
-def test_another_weight_is_another_table_to_a_guard(path: Path) -> None:
+def test_a_guard_detects_changed_weights(path: Path) -> None:
     rows, weights = encode(study(), path), np.linspace(0.0, 1.0, 6000)
     other = weights.copy()
     other[17] = np.nextafter(other[17], 0.0)
@@ -262,7 +262,7 @@ def rows_of_two() -> Rows:
 
 
 def test_large_tables_in_files_keep_weights_with_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in a file are written anew, agent by agent."""
+    """Rows in a file are rewritten by agent."""
     monkeypatch.setattr("dpadmm.kernels.MIN_COMPILED_ENTRIES", 0)
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     one = train(study(label), path, n_agents=3, seed=2).model.weights
@@ -286,7 +286,7 @@ def test_simulate_and_public_rows_take_weights_too(path: Path) -> None:
 
 
 def _other(path: Path) -> Path:
-    """Rows that anyone may see."""
+    """Public rows."""
     lines = path.read_text().splitlines()
     other = path.with_name("public.csv")
     other.write_text("\n".join([lines[0], *lines[1:800:2]]) + "\n")
@@ -312,7 +312,7 @@ def test_forecasts_weigh_rows_as_training_does(path: Path) -> None:
 # What is said
 
 
-def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tmp_path: Path) -> None:
+def test_explanations_and_evaluations_report_weights(path: Path, tmp_path: Path) -> None:
     label = weighted(class_weight={"yes": 12.0, "no": 1.0})
     for training, words in (({}, False), ({"method": INFERENCE, "epsilon": 30.0}, True)):
         model = train(study(label, **training), path, seed=1).model
@@ -335,7 +335,7 @@ def test_explanations_and_evaluations_say_that_rows_were_weighted(path: Path, tm
         evaluate(model, bad)
 
 
-def test_the_command_line_knows_weights(path: Path, tmp_path: Path) -> None:
+def test_the_command_line_supports_weights(path: Path, tmp_path: Path) -> None:
     def said(*command: str, fine: bool = True) -> str:
         found = CliRunner().invoke(app, [*map(str, command)])
         assert (found.exit_code == 0) == fine, found.output

@@ -121,25 +121,25 @@ class AgentReleases:
     @property
     def noise_multiplier(self) -> float:
         """The noise multiplier z of all releases; NaN if they differ or have none. 0 means no noise."""
-        found = {
+        multipliers = {
             each.release.noise_multiplier
             if isinstance(each.release, Release | SampledRelease | ObjectiveRelease)
             else math.nan
             for each in self.releases
         }
-        return float(found.pop()) if len(found) == 1 else math.nan
+        return float(multipliers.pop()) if len(multipliers) == 1 else math.nan
 
     @property
     def gaussian_counts(self) -> list[tuple[str, float, ReleaseCounts]]:
         """Statistic, noise multiplier and counts of every release. StudyError for other mechanisms."""
-        found = []
+        counts = []
         for each in self.releases:
             if not isinstance(each.release, Release):
                 raise StudyError(f"releases of the kind {type(each.release).__name__}; {_ONLY_GAUSSIAN}")
             if each.release.noise_multiplier == 0.0:
                 raise StudyError(f"releases without noise; {_ONLY_GAUSSIAN}")
-            found.append((each.release.statistic, float(each.release.noise_multiplier), each))
-        return found
+            counts.append((each.release.statistic, float(each.release.noise_multiplier), each))
+        return counts
 
 
 _ONLY_GAUSSIAN = "only reports with Gaussian noise can be written to a file"

@@ -104,13 +104,13 @@ def counts_pair(
     scaled = math.sqrt(2.0) - (math.sqrt(2.0) - 1.0) * np.eye(width)
     edges, out = [0.0, *cuts, 1.0], np.zeros(width * (width + 3) // 2)
     for row, label in zip(features, labels, strict=True):
-        count, seen = math.floor(label) / 2.0**26, 1.0 - (label - math.floor(label))
+        count, exposure = math.floor(label) / 2.0**26, 1.0 - (label - math.floor(label))
         intervals, planned = list[tuple[Floats, float, float]](), 0.0
         for h, (low, high) in enumerate(pairwise(edges)):
             vector = np.append(row[:-1], row[-1] * (np.arange(len(cuts) + 1) == h))
-            rate, spent = math.exp(min(float(vector @ point), 15.0)), min(max(seen - low, 0.0), high - low)
+            rate, spent = math.exp(min(float(vector @ point), 15.0)), min(max(exposure - low, 0.0), high - low)
             planned += rate * (high - low if cuts else spent)
-            intervals.append((vector, rate * spent, count if low < seen <= high else 0.0))
+            intervals.append((vector, rate * spent, count if low < exposure <= high else 0.0))
         weight = cap / max(planned, cap)
         slopes = np.array([weight * (mean - count) for _, mean, count in intervals])
         slopes *= bound / max(bound, abs(float(slopes.sum())), float(np.linalg.norm(slopes)))

@@ -62,9 +62,9 @@ class Guesses:
     rate: float
 
     @classmethod
-    def of(cls, part: int, game: Game, seen: TrialOutcomes, mu: float) -> Guesses:
+    def of(cls, part: int, game: Game, outcomes: TrialOutcomes, mu: float) -> Guesses:
         middle = threshold(game.parts[part], mu)
-        return cls((seen.scores[..., part] - middle).ravel(), seen.worlds.ravel(), float(ndtr(-middle)))
+        return cls((outcomes.scores[..., part] - middle).ravel(), outcomes.worlds.ravel(), float(ndtr(-middle)))
 
     @classmethod
     def joined(cls, several: Sequence[Guesses]) -> Guesses:
@@ -131,7 +131,7 @@ class Gate:
         return self.passed is not None and not self.passed
 
 
-WHOLE = "ε not above the promise", "the audit has power"
+WHOLE = "ε not above the guarantee", "the audit has power"
 Played = Sequence[tuple[Game, TrialOutcomes]]
 
 
@@ -148,28 +148,28 @@ def all_guesses(played: Played, mu: float) -> Guesses:
     """Return the guesses about whole studies of all games with the maximum sharpness."""
     maximum = max((sharpness(game.parts[0]) for game, _ in played), default=1.0)
     return Guesses.joined(
-        [Guesses.of(0, game, seen, mu) for game, seen in played if sharpness(game.parts[0]) == maximum]
+        [Guesses.of(0, game, outcomes, mu) for game, outcomes in played if sharpness(game.parts[0]) == maximum]
     )
 
 
 def judge(played: Played, *, mu: float, delta: float, confidence: float, false_alarm: float) -> list[Gate]:
     """Return all gates. ``false_alarm`` is for all statistical gates together, without those about ε."""
-    answered = [(game, seen) for game, seen in played if len(seen.worlds)]
+    answered = [(game, outcomes) for game, outcomes in played if len(outcomes.worlds)]
     gates: list[Gate] = []
     if answered:
         level_of = {"delta": delta, "confidence": confidence}
         maximum = max(sharpness(game.parts[0]) for game, _ in answered)
         gates += _epsilon(WHOLE, all_guesses(answered, mu), mu * maximum, **level_of)
         gates += _exact(answered, mu)
-    gates += _requests([seen for _, seen in played])
+    gates += _requests([outcomes for _, outcomes in played])
     level = false_alarm / max(1, sum(statistical_gates(game) for game, _ in answered))
-    for game, seen in answered:
-        own = [*_scores(game, seen, mu, level), *_noise(game, seen, level), *_masks(game, seen, level)]
+    for game, outcomes in answered:
+        own = [*_scores(game, outcomes, mu, level), *_noise(game, outcomes, level), *_masks(game, outcomes, level)]
         for k, part in enumerate(game.parts):
             if part.name != "score" or len(answered) > 1:
                 proof = _epsilon(
                     (f"{part.name}: ε", f"{part.name}: power"),
-                    Guesses.of(k, game, seen, mu),
+                    Guesses.of(k, game, outcomes, mu),
                     mu * part.mu_share * sharpness(part),
                     **level_of,
                 )
@@ -196,7 +196,7 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
     return [
         Gate(
             names[0], bound.epsilon, None, promised, bool(bound.epsilon <= promised), too_high,
-            f"Guesses prove that {proven}; the promise is {promised:.3f}.",
+            f"Guesses prove that {proven}; the guarantee is {promised:.3f}.",
         ),
         Gate(
             names[1], bound.epsilon / promised, POWER, None,
@@ -208,11 +208,11 @@ def _epsilon(names: tuple[str, str], guesses: Guesses, mu: float, *, delta: floa
     ]  # fmt: skip
 
 
-def _scores(game: Game, seen: TrialOutcomes, mu: float, level: float) -> list[Gate]:
+def _scores(game: Game, outcomes: TrialOutcomes, mu: float, level: float) -> list[Gate]:
     gates = []
     for k, part in enumerate(game.parts):
         for world, expected in ((0, 0.0), (1, 2.0 * threshold(part, mu))):
-            scores = seen.scores[..., k][seen.worlds == world]
+            scores = outcomes.scores[..., k][outcomes.worlds == world]
             margin = _sigmas(level) / np.sqrt(scores.size)
             variance = np.mean((scores - expected) ** 2), *_variance_limits(scores.size, level)
             name = f"{part.name}, world {world}"
@@ -225,8 +225,8 @@ def _scores(game: Game, seen: TrialOutcomes, mu: float, level: float) -> list[Ga
     return gates
 
 
-def _noise(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
-    noise = seen.residuals
+def _noise(game: Game, outcomes: TrialOutcomes, level: float) -> list[Gate]:
+    noise = outcomes.residuals
     n_studies = len(noise)
     columns = np.concatenate([_means(game, noise, name) for name in game.statistics])
     worst = columns[np.abs(columns).argmax()]
@@ -260,10 +260,10 @@ def _noise(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _masks(game: Game, seen: TrialOutcomes, level: float) -> list[Gate]:
+def _masks(game: Game, outcomes: TrialOutcomes, level: float) -> list[Gate]:
     if game.coalition is None:
         return []
-    partial, widths = seen.masked + 0.5, [cut.stop - cut.start for cut in game.cuts]
+    partial, widths = outcomes.masked + 0.5, [cut.stop - cut.start for cut in game.cuts]
     pairs = zip(pairwise(game.cuts), pairwise(widths), strict=True)
     before, last = next(pair for pair, (one, other) in pairs if one == other)
     even = len(partial) // 2 * 2
@@ -303,14 +303,14 @@ def _lag(rounds: Sequence[Floats], common: Sequence[int], agent: int) -> float:
 def _exact(played: Played, mu: float) -> list[Gate]:
     """Return gates whose rate of false alarms is zero or negligible."""
     idle = [
-        np.rint(seen.residuals[..., cut][..., IDLE] * round.formula.noise_steps(round.noise_multiplier(mu)))
-        for game, seen in played
+        np.rint(outcomes.residuals[..., cut][..., IDLE] * round.formula.noise_steps(round.noise_multiplier(mu)))
+        for game, outcomes in played
         for round, cut in zip(game.rounds, game.cuts, strict=True)
         if round.formula.size >= IDLE.stop  # the calibration has no idle numbers
     ]
     vectors = np.concatenate([steps.reshape(-1, steps.shape[-1]) for steps in idle])
     repeats = len(vectors) - len(np.unique(vectors, axis=0))
-    off = max(float(np.max(np.where(np.isfinite(seen.off_grid), seen.off_grid, 0.5))) for _, seen in played)
+    off = max(float(np.max(np.where(np.isfinite(outcomes.off_grid), outcomes.off_grid, 0.5))) for _, outcomes in played)
     return _between(
         0.0,
         ("noise: never twice", repeats, None, 0.0,
@@ -320,19 +320,19 @@ def _exact(played: Played, mu: float) -> list[Gate]:
     )  # fmt: skip
 
 
-def _requests(seen: Sequence[TrialOutcomes]) -> list[Gate]:
-    inspected = sum(int(outcomes.inspected.sum()) for outcomes in seen)
-    refusals = [code for outcomes in seen for code in outcomes.refusals]
+def _requests(played: Sequence[TrialOutcomes]) -> list[Gate]:
+    inspected = sum(int(outcomes.inspected.sum()) for outcomes in played)
+    refusals = [code for outcomes in played for code in outcomes.refusals]
     refused = f"Studies were refused: {', '.join(sorted(set(refusals)))}."
     return _between(
         0.0,
-        ("repeated requests", sum(int(np.sum(outcomes.repeated == 0)) for outcomes in seen), None, 0.0,
+        ("repeated requests", sum(int(np.sum(outcomes.repeated == 0)) for outcomes in played), None, 0.0,
          "A repeated request gets the same bytes, also after a restart; other members get no answer."),
-        ("recorded before sent", sum(int(outcomes.unrecorded.sum()) for outcomes in seen), None, 0.0,
+        ("recorded before sent", sum(int(outcomes.unrecorded.sum()) for outcomes in played), None, 0.0,
          f"The ledger on disk contained each upload when it arrived ({inspected} inspected)."),
-        ("ledger's sums", sum(int(outcomes.misspent.sum()) for outcomes in seen), None, 0.0,
+        ("ledger's sums", sum(int(outcomes.misspent.sum()) for outcomes in played), None, 0.0,
          "Every study was charged exactly for its rounds, and no ledger exceeds its caps."),
-        ("nothing beyond the cap", sum(int(outcomes.overrun.sum()) for outcomes in seen), None, 0.0,
+        ("nothing beyond the cap", sum(int(outcomes.overrun.sum()) for outcomes in played), None, 0.0,
          "One more round, and one more study, are refused."),
         ("requests are answered", len(refusals), None, 0.0, refused if refusals else "No study was refused."),
     )  # fmt: skip

@@ -20,7 +20,7 @@ RESULTS: dict[bool | None, tuple[str, Style]] = {
 
 def render_audit(audit: Audit, *, verdict_only: bool = False) -> Rendering:
     """Return the gates, those that did not pass, and the verdict."""
-    body: list[Block] = [] if verdict_only else [_gates(audit, game) for game in (None, *audit.seen)]
+    body: list[Block] = [] if verdict_only else [_gates(audit, game) for game in (None, *audit.outcomes)]
     for gate in audit.gates:
         if not gate.passed:
             game = f"{gate.game}, " if gate.game else ""
@@ -65,7 +65,7 @@ def _scope(audit: Audit) -> str:
     rate = audit.false_alarm
     rarely = f"about once in {int(float(f'{1.0 / rate:.1g}')):,} times" if rate > 0 else "never"
     return (
-        f"{audit.n_studies} studies of {' and '.join(audit.seen)} (statistics: {', '.join(audit.statistics)}) "
+        f"{audit.n_studies} studies of {' and '.join(audit.outcomes)} (statistics: {', '.join(audit.statistics)}) "
         f"in {audit.seconds:.0f} s. Correct code fails such an audit {rarely}. "
         "The guarantee is for a person with one row, replace-one neighbours."
     )

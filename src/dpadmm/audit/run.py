@@ -75,7 +75,7 @@ class Audit:
     """The outcomes of each game's studies, and the gates."""
 
     plan: AuditPlan
-    seen: dict[str, TrialOutcomes]
+    outcomes: dict[str, TrialOutcomes]
     bound: LowerBound
     gates: tuple[Gate, ...]
     seconds: float
@@ -83,17 +83,17 @@ class Audit:
     @property
     def n_studies(self) -> int:
         """Number of studies played, including refused ones."""
-        return sum(_count(seen) for seen in self.seen.values())
+        return sum(map(_count, self.outcomes.values()))
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The attacked queries."""
-        return tuple(dict.fromkeys(name for game in self.seen for name in GAMES[game].statistics))
+        return tuple(dict.fromkeys(name for game in self.outcomes for name in GAMES[game].statistics))
 
     @property
     def guesses(self) -> Guesses:
         """All guesses about whole studies."""
-        return all_guesses(_played(self.seen), self.plan.mu)
+        return all_guesses(_played(self.outcomes), self.plan.mu)
 
     @property
     def outcome(self) -> Outcome:
@@ -125,7 +125,7 @@ class Audit:
                 "features": N_FEATURES,
                 "neighbours": "replace-one",
             },
-            "games": {name: self._game_as_json(GAMES[name], seen) for name, seen in self.seen.items()},
+            "games": {name: self._game_as_json(GAMES[name], own) for name, own in self.outcomes.items()},
             "plan": asdict(plan),
             "epsilon": self.epsilon,
             "epsilon_lower_bound": self.bound.epsilon,
@@ -136,10 +136,10 @@ class Audit:
             "seconds": self.seconds,
         }
 
-    def _game_as_json(self, game: Game, seen: TrialOutcomes) -> dict[str, Any]:
+    def _game_as_json(self, game: Game, outcomes: TrialOutcomes) -> dict[str, Any]:
         plan, parts = self.plan, {}
         for k, part in enumerate(game.parts):
-            bound = lower_bound(Guesses.of(k, game, seen, plan.mu), delta=plan.delta, confidence=plan.confidence)
+            bound = lower_bound(Guesses.of(k, game, outcomes, plan.mu), delta=plan.delta, confidence=plan.confidence)
             mu = plan.mu * part.mu_share
             parts[part.name] = {
                 "rounds": [round + 1 for round in part.rounds],
@@ -160,7 +160,7 @@ class Audit:
             "coalition": coalition,
             "statistics": game.statistics,
         }
-        return {"studies": _count(seen), **description, "rounds": rounds, "parts": parts}
+        return {"studies": _count(outcomes), **description, "rounds": rounds, "parts": parts}
 
 
 def games_of(method: str, aggregation: str) -> tuple[str, ...]:
@@ -201,23 +201,23 @@ def run_audit(
         watch(sum(map(_count, parts.values())))
     if not parts:
         raise KeyboardInterrupt
-    seen = {}
+    outcomes = {}
     for name in plan.games:
         if own := [parts[batch] for batch in batches if batch in parts and batch.name == name]:
-            seen[name] = TrialOutcomes.joined(own)
+            outcomes[name] = TrialOutcomes.joined(own)
     level = {"delta": plan.delta, "confidence": plan.confidence}
-    bound = lower_bound(all_guesses(_played(seen), plan.mu), **level)
-    gates = judge(_played(seen), mu=plan.mu, **level, false_alarm=plan.false_alarm)
-    return Audit(plan, seen, bound, tuple(gates), time.perf_counter() - start)
+    bound = lower_bound(all_guesses(_played(outcomes), plan.mu), **level)
+    gates = judge(_played(outcomes), mu=plan.mu, **level, false_alarm=plan.false_alarm)
+    return Audit(plan, outcomes, bound, tuple(gates), time.perf_counter() - start)
 
 
-def _count(seen: TrialOutcomes) -> int:
+def _count(outcomes: TrialOutcomes) -> int:
     """Number of studies played, including refused ones."""
-    return len(seen.worlds) + len(seen.refusals)
+    return len(outcomes.worlds) + len(outcomes.refusals)
 
 
-def _played(seen: dict[str, TrialOutcomes]) -> list[tuple[Game, TrialOutcomes]]:
-    return [(GAMES[name], outcomes) for name, outcomes in seen.items()]
+def _played(outcomes: dict[str, TrialOutcomes]) -> list[tuple[Game, TrialOutcomes]]:
+    return [(GAMES[name], own) for name, own in outcomes.items()]
 
 
 def _here(batches: list[Batch], stop: Callable[[], bool]) -> Iterator[tuple[Batch, TrialOutcomes]]:

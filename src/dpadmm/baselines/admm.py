@@ -13,10 +13,12 @@ from dpadmm.baselines.requirements import need_solvable
 from dpadmm.baselines.solved_rounds import SolvedAdmm
 from dpadmm.engine.method import Rho, Round, RoundResult, SolverTolerance
 from dpadmm.matrices.arrays import Floats
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Rows
 from dpadmm.regularizers import NoRegularizer
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Admm(SolvedAdmm):
     """The paper's Algorithm 2, without noise.

@@ -14,7 +14,7 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import AdmmState, DpAdmm
 from dpadmm.methods.dp_sgd import noisy_gradient
-from dpadmm.parameters.fields import Count
+from dpadmm.parameters.fields import Count, checked_parameters
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Sizes
 
@@ -27,6 +27,7 @@ class AsynchronousState(AdmmState):
     uploads: Floats
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmAsynchronous(DpAdmm):
     """Algorithm 1 with late answers.

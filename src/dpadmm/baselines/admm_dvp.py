@@ -15,9 +15,11 @@ from dpadmm.baselines.solved_rounds import PerturbedObjective, SolvedAdmm, Solve
 from dpadmm.engine.method import Mechanism, Rho, Round, SolverTolerance
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmDvp(PerturbedObjective[SolverState], SolvedAdmm):
     """ADMM with dual variable perturbation."""

@@ -11,9 +11,10 @@ from dpadmm.baselines.admm_pvp import AdmmPvp
 from dpadmm.baselines.local_solver import LocalProblems
 from dpadmm.engine.method import Round
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import Probability
+from dpadmm.parameters.fields import Probability, checked_parameters
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmFixedPoint(AdmmPvp):
     """The federated algorithm of the paper, with an aggregator.

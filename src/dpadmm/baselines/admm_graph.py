@@ -20,7 +20,7 @@ from dpadmm.engine.method import Round, RoundResult, prepared
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods.budget import PrivacyBudget
-from dpadmm.parameters.fields import Count
+from dpadmm.parameters.fields import Count, checked_parameters
 from dpadmm.queries.problem import Problem, Sizes
 
 GraphName = Literal["ring", "grid", "regular", "star", "complete"]
@@ -28,6 +28,7 @@ EdgeList = Annotated[str, Meta(pattern="^[0-9, -]+$")]
 Edges = list[tuple[int, int]]
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmGraph(AdmmPvp):
     """ADMM with one constraint per edge, and primal variable perturbation.
@@ -64,7 +65,6 @@ class AdmmGraph(AdmmPvp):
     title: ClassVar[str] = "ADMM on a graph"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.edges is not None:
             parse_edges(self.edges)
 

@@ -14,10 +14,11 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import AdmmState, DpAdmm, next_dual, primal_step, upload
 from dpadmm.methods.dp_sgd import noisy_gradient
-from dpadmm.parameters.fields import Count
+from dpadmm.parameters.fields import Count, checked_parameters
 from dpadmm.queries.problem import Problem, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmLocalSteps(DpAdmm):
     """Algorithm 1 with E local steps at the same consensus and dual.

@@ -14,10 +14,11 @@ from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import AdmmState, DpAdmm
 from dpadmm.methods.dp_sgd import noisy_gradient
-from dpadmm.parameters.fields import Probability
+from dpadmm.parameters.fields import Probability, checked_parameters
 from dpadmm.queries.problem import Problem, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmMinibatch(DpAdmm):
     """Algorithm 1 with the gradient of a sample, ``(1/(q m_i)) Σ_{j in sample} ℓ_j'(w̃_i) + N(0, (zΔ/q)²I)``.

@@ -24,12 +24,13 @@ from dpadmm.engine.method import Rho, Round, SolverTolerance, prepared
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
-from dpadmm.parameters.fields import NotNegative
+from dpadmm.parameters.fields import NotNegative, checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 MAX_FACTOR = 1e6
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmPenalty(PerturbedObjective[SolverState], SolvedAdmm):
     """Penalty perturbation.

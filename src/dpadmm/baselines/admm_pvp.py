@@ -14,9 +14,11 @@ from dpadmm.baselines.solved_rounds import NoisyMinimizers, SolvedAdmm, SolverSt
 from dpadmm.engine.method import Rho, Round, SolverTolerance
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmPvp(NoisyMinimizers[SolverState], SolvedAdmm):
     """The paper's Algorithm 3: primal variable perturbation.

@@ -15,7 +15,7 @@ from dpadmm.engine.method import Rho, Round, SolverTolerance, keep_absent, merge
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.dp_admm import next_dual, primal_step, upload
-from dpadmm.parameters.fields import Positive
+from dpadmm.parameters.fields import Positive, checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
@@ -26,6 +26,7 @@ class RecycledState(SolverState):
     slope: Floats
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class AdmmRecycled(PerturbedObjective[SolverState], SolvedAdmm):
     """Recycled ADMM.

@@ -13,9 +13,11 @@ from dpadmm.baselines.objective_noise import plan_objective_noise
 from dpadmm.baselines.solved_rounds import PerturbedObjective, SingleSolve, SingleState
 from dpadmm.engine.method import Mechanism, Round, SolverTolerance, zero_models
 from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class ObjectivePerturbation(PerturbedObjective[SingleState], SingleSolve):
     """The minimiser of every agent's own perturbed objective, averaged."""

@@ -19,9 +19,11 @@ from dpadmm.engine.method import Mechanism, Round, SolverTolerance, zero_models
 from dpadmm.engine.noise import spherical
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class OutputPerturbation(NoisyMinimizers[SingleState], SingleSolve):
     """Every agent's own minimiser with noise, averaged.

@@ -85,7 +85,7 @@ def _write(result: Audit, folder: Path) -> Path | None:
         proven=result.bound.mu,
         threshold=0.0,
         confidence=plan.confidence,
-        title=f"Audit of {result.n_studies} studies ({', '.join(result.seen)})",
+        title=f"Audit of {result.n_studies} studies ({', '.join(result.outcomes)})",
     )
     write_text(folder / "roc.md", f"# {picture.title}\n\n![{picture.title}](roc.png)\n\n{picture.caption}\n")
     return save_figure(picture.figure, folder / picture.name)[0]

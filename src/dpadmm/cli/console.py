@@ -16,7 +16,6 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 from typer import Argument, Option
@@ -28,6 +27,8 @@ from dpadmm.parameters.text import printable
 from dpadmm.rendering import Cell, Column, Facts, Paragraph, Renderable, Rendering, Table
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from dpadmm.engine.loop import Observer, RoundView
     from dpadmm.federation.health import Alarm
 
@@ -115,6 +116,8 @@ def progress(total_rounds: int | None, text: str, *, quiet: bool) -> Iterator[Ob
 
 def progress_bar(*, quiet: bool) -> Progress:
     """Return a progress bar with counts and the remaining time, on stderr if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)

@@ -120,15 +120,15 @@ def new(
         return _new_release(file, dictionary, model, name, masked, unsupported=[label, by, from_table, statistics])
     if not given and (label is not None or name is not None or by is not None):
         raise StudyError("--label, --by and --name require --from TABLE or --from-dictionary DICT.csv")
+    kinds = (_listed(categories), _listed(numbers), label_kind)
+    if from_table is None and any(kinds):
+        raise StudyError("--categories, --numbers and --label-kind require --from TABLE")
     from dpadmm.studies.drafts import secured_text, study_text
 
     check_new(file)
     text, summary, next_command = template("study"), ["Edit it for your data, then inspect it:"], "show"
     if given:
         table = None if from_table is None else opened_table(from_table, separator, decimal, encoding)
-        kinds = (_listed(categories), _listed(numbers), label_kind)
-        if from_table is None and any(kinds):
-            raise StudyError("--categories, --numbers and --label-kind require --from TABLE")
         draft = _drafted(table, dictionary, statistics, label, kinds)
         draft = draft if by is None else draft.without(by)
         draft = draft.without_public_rows() if dummy else draft

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc
-import pyarrow.parquet
 
 from dpadmm.data.cells import NotANumberError, as_numbers, bad_number_hint
 from dpadmm.data.database import check_not_an_address, format_hint, read_database_table
@@ -370,12 +369,19 @@ class TypedFile(TableSource):
         """Return the Arrow schema."""
 
 
+def _open_parquet(path: Path, **options: Any) -> Any:
+    """Open a Parquet file. The import takes 5 MB, so it is for Parquet files only."""
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(path, **options)
+
+
 class ParquetFile(TypedFile):
     """A Parquet file."""
 
     def row_count(self) -> int | None:
         try:
-            with pa.parquet.ParquetFile(self.path) as file:
+            with _open_parquet(self.path) as file:
                 return max(0, int(file.metadata.num_rows))
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None
@@ -386,14 +392,14 @@ class ParquetFile(TypedFile):
         # Neither the whole file nor a whole row group, which may be as large, is held in memory
         options = {"read_dictionary": words, "pre_buffer": False, "buffer_size": PARQUET_BYTES}
         try:
-            with pa.parquet.ParquetFile(self.path, **options) as file:
+            with _open_parquet(self.path, **options) as file:
                 yield from file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns))
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None
 
     def _schema(self) -> Any:
         try:
-            with pa.parquet.ParquetFile(self.path) as file:
+            with _open_parquet(self.path) as file:
                 return file.schema_arrow
         except UNREADABLE as error:
             raise _unreadable(self.path, error) from None

@@ -14,7 +14,7 @@ from dpadmm.accounting.events import AnyRelease, Release
 from dpadmm.accounting.release_plan import ReleasePlan
 from dpadmm.engine.noise import CohortQuery, LazyAnswers, Noise, SimulatedNoise
 from dpadmm.matrices.arrays import Floats, Integers, distinct_rows
-from dpadmm.parameters.fields import NOT_IN_FILE, Positive, check
+from dpadmm.parameters.fields import NOT_IN_FILE, Positive
 from dpadmm.queries import make_query
 from dpadmm.queries.problem import Problem, Rows, Sizes
 
@@ -187,7 +187,8 @@ def prepared() -> Any:
 class MethodChoice(ABC):
     """A method as studies and simulations name it. Its fields are the parameters.
 
-    Parameters have the same names in Python, in files and on the command line.
+    Parameters have the same names in Python, in files and on the command line. The decorator ``checked_parameters``
+    checks them.
     """
 
     name: ClassVar[str]
@@ -205,9 +206,6 @@ class MethodChoice(ABC):
     """Whether the aggregator needs only the sum of all answers, as with secure aggregation."""
     uses_public_rows: ClassVar[bool] = False
     """Whether the aggregator weights public rows against the noise. Other methods only start from their model."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @abstractmethod
     def concrete(self) -> Method[Any]:

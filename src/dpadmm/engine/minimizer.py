@@ -24,6 +24,7 @@ from dpadmm.queries.problem import Problem, Rows
 
 _WIDTHS = (1.0, 1e-1, 1e-2)
 _MAX_NEWTON_WEIGHTS = 2000  # with more weights the Hessian is too large, and L-BFGS is used
+_MAX_STEPS, _MAX_EVALUATIONS = 200, 5000
 _TOLERANCE = 1e-10
 
 Smooth = Callable[[Floats], tuple[float, Floats]]
@@ -51,7 +52,7 @@ def minimizer(problem: Problem, rows: Rows) -> Floats:
     return start
 
 
-def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200) -> Floats:
+def _newton(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     """Take Newton steps on the data term, exact in the regularizer, until the predicted decrease is negligible.
 
     If the loss has no curvature (beyond a smoothed hinge's corner), a Newton step is far too long. It is then damped,
@@ -60,7 +61,7 @@ def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200)
     value, slope = _data_term(problem, rows, weights)
     bound = problem.loss.smoothness or 1.0
     dampings = (0.0, 1e-6 * bound, 1e-4 * bound, 1e-2 * bound, bound)
-    for _ in range(max_steps):
+    for _ in range(_MAX_STEPS):
         hessian, before = data_hessian(problem, rows, weights), _penalty(problem, weights)
         for damping in dampings:
             step = _model_step(problem, weights, slope, hessian + damping * np.eye(len(hessian)))
@@ -73,7 +74,7 @@ def _newton(problem: Problem, rows: Rows, weights: Floats, max_steps: int = 200)
         if accepted is None:  # the decrease is below the floating-point precision
             return weights
         weights, value, slope = accepted
-    _warn(f"{max_steps} Newton steps")
+    _warn(f"{_MAX_STEPS} Newton steps")
     return weights
 
 
@@ -108,11 +109,11 @@ def _model_step(problem: Problem, weights: Floats, slope: Floats, hessian: Float
     return _split_solve(problem, smooth, weights, max_evaluations=500) - weights
 
 
-def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations: int = 5000) -> Floats:
+def _quasi_newton(problem: Problem, rows: Rows, weights: Floats) -> Floats:
     share, regularizer = problem.alpha, problem.regularizer
     if regularizer.smoothness is None and share > 0.0:
         smooth = partial(_data_term, problem, rows)
-        return _split_solve(problem, smooth, weights, max_evaluations=max_evaluations, warn=True)
+        return _split_solve(problem, smooth, weights, max_evaluations=_MAX_EVALUATIONS, warn=True)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         point = flat.reshape(weights.shape)
@@ -120,7 +121,7 @@ def _quasi_newton(problem: Problem, rows: Rows, weights: Floats, max_evaluations
         return value + _penalty(problem, point), (slope + share * regularizer.gradient(point)).ravel()
 
     options = {"gtol": 1e-8, "maxcor": 20}
-    return _lbfgs(objective, weights.ravel(), max_evaluations, warn=True, **options).reshape(weights.shape)
+    return _lbfgs(objective, weights.ravel(), _MAX_EVALUATIONS, warn=True, **options).reshape(weights.shape)
 
 
 def _lbfgs(

@@ -34,20 +34,20 @@ def roc_figure(
     figure = new_figure(9.2, 4.6)
     left, right = figure.subplots(1, 2)
     axis = np.concatenate([np.geomspace(1e-5, 0.02, 60), np.linspace(0.02, 1.0, 200)])
-    looks = kinds(["seen", "promised", "proven"])
+    looks = kinds(["measured", "guaranteed", "proven"])
     # outline of the band between the limits
     band = [np.maximum(np.concatenate([a, b[::-1]]), 1e-9) for a, b in zip(low, high, strict=True)]
     for axes in (left, right):
-        axes.fill(*band, color=looks["seen"].color, alpha=0.2, linewidth=0,
+        axes.fill(*band, color=looks["measured"].color, alpha=0.2, linewidth=0,
                   label=f"its {100 * confidence:.6g}% limits, at each threshold")  # fmt: skip
-        axes.plot(*rates, color=looks["seen"].color, linewidth=1.4, label="the attacker's errors, measured")
+        axes.plot(*rates, color=looks["measured"].color, linewidth=1.4, label="the attacker's errors, measured")
         axes.plot(axis, ndtr(-ndtri(axis) - mu), color=looks["proven"].color, linestyle=(0, (5, 2)),
-                  linewidth=1.6, label=f"promise, μ = {mu:g}: nobody may be below")  # fmt: skip
+                  linewidth=1.6, label=f"guarantee, μ = {mu:g}: lower limit of the errors")  # fmt: skip
         if proven > 0.0:
             axes.plot(axis, ndtr(-ndtri(axis) - proven), color="#555555", linestyle=(0, (1, 1.5)),
                       linewidth=1.5, label=f"proven, μ ≥ {proven:.3f}")  # fmt: skip
-        axes.plot(*here, "o", color=looks["seen"].color, markeredgecolor="white", markersize=6,
-                  label="threshold fixed beforehand")  # fmt: skip
+        axes.plot(*here, "o", color=looks["measured"].color, markeredgecolor="white", markersize=6,
+                  label="threshold fixed before the audit")  # fmt: skip
         axes.plot(*corner, "+", color="#555555", markersize=9, markeredgewidth=1.4,
                   label="upper limits of both its errors")  # fmt: skip
         axes.set_aspect("equal")
@@ -66,12 +66,11 @@ def roc_figure(
     caption = (
         f"{title}. Horizontal: how often an attacker takes world 0 for world 1; vertical: how often world 1 "
         "for world 0; each point is a threshold for its likelihood ratio. (a) linear, (b) the same, "
-        f"logarithmic. Dashed: the trade-off curve of μ-GDP for the promised μ = {mu:g}, which nobody may be "
-        "below. "
-        "A sound audit lies on it: the attacker is as good as one can be, and no better. Dotted: what the "
-        f"limits of both errors at the one threshold that was fixed beforehand prove, μ ≥ {proven:.3f}."
+        f"logarithmic. Dashed: the trade-off curve of μ-GDP for the guaranteed μ = {mu:g}, the lower limit of all "
+        "attackers. Correct code and an optimal attacker give points on this curve. Dotted: the lower bound "
+        f"μ ≥ {proven:.3f}, which follows from the limits of both errors at the threshold fixed before the audit."
     )
-    return Picture("roc", "Errors of an attacker, and the promise", caption, figure)
+    return Picture("roc", "Errors of an attacker, and the guarantee", caption, figure)
 
 
 def _rates(scores: tuple[Floats, Floats], cuts: Floats, confidence: float) -> tuple[Points, Points, Points]:

@@ -61,8 +61,8 @@ def _fetch(typing, array, row, column):  # type: ignore[no-untyped-def]
     """Prefetch the cache line of ``array[row, column]`` into the second-level cache."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        made = context.make_array(signature.args[0])(context, builder, args[0])
-        place = cgutils.get_item_pointer(context, builder, signature.args[0], made, args[1:])
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, args[1:])
         number, byte = ir.IntType(32), ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)

@@ -109,12 +109,12 @@ def check_loss(loss: Any) -> None:
 _MEMBERS = ("name", "task", "n_outputs", "lipschitz", "smoothness", "parameters", "value", "formula")
 
 
-def curvatures(loss: Loss, labels: Floats, scores: Floats, step: float = 1e-4) -> Floats:
+def curvatures(loss: Loss, labels: Floats, scores: Floats) -> Floats:
     """Return ``∂²ℓ/∂s∂s`` of every row by central differences of the slope: (rows, p, p), symmetric.
 
     The accuracy of about 1e-8 is enough for a Newton step, whose fixed point depends on the slope only.
     """
-    p = scores.shape[1]
+    step, p = 1e-4, scores.shape[1]
     out = np.empty((len(scores), p, p))
     for h in range(p):
         ahead, behind = scores.copy(), scores.copy()

@@ -10,9 +10,10 @@ from msgspec import Meta
 
 from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import check
+from dpadmm.parameters.fields import checked_parameters
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Huber:
     """With residual ``r = s − b``: ``r²/2`` for ``|r| ≤ delta``, ``delta·(|r| − delta/2)`` beyond.
@@ -27,12 +28,9 @@ class Huber:
     n_outputs: ClassVar[int] = 1
     smoothness: ClassVar[float] = 1.0
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def lipschitz(self) -> float:
-        return float(self.delta)
+        return self.delta
 
     @property
     def parameters(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from dpadmm.errors import StudyError
 from dpadmm.losses.base import Index, Task, exp
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import NOT_IN_FILE, check
+from dpadmm.parameters.fields import NOT_IN_FILE, checked_parameters
 
 STEPS = 2.0**26
 """Counts are multiples of 1/STEPS. Exposures have about the same resolution."""
@@ -25,6 +25,7 @@ LARGEST_SCORE = 15.0
 """Score above which the loss is linear: a mean of three million times the largest count for the longest exposure."""
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Poisson:
     """``ℓ(b, s) = Σ_h e_h exp(s_h) − y·s_k`` plus a constant in s; ``∂ℓ/∂s_h = e_h exp(s_h) − y·[h = k]``.
@@ -50,7 +51,6 @@ class Poisson:
     smoothness: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        check(self)
         edges = [0.0, *self.cuts, 1.0]
         if not (0.0 < self.unit <= 1.0) or edges != sorted(set(edges)):
             raise StudyError(f"poisson: unit must lie in (0, 1] and cuts must rise between 0 and 1, not {self!r}")
@@ -61,7 +61,7 @@ class Poisson:
 
     @property
     def lipschitz(self) -> float:
-        return float(self.gradient_bound)
+        return self.gradient_bound
 
     @property
     def parameters(self) -> tuple[float, ...]:

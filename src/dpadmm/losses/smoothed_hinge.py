@@ -9,9 +9,10 @@ import numpy as np
 
 from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import Positive, check
+from dpadmm.parameters.fields import Positive, checked_parameters
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class SmoothedHinge:
     """With ``u = 1 − b s`` and width h: 0 for ``u ≤ 0``, ``u²/(2h)`` for ``0 ≤ u ≤ h``, ``u − h/2`` beyond.
@@ -26,9 +27,6 @@ class SmoothedHinge:
     task: ClassVar[Task] = "binary"
     n_outputs: ClassVar[int] = 1
     lipschitz: ClassVar[float] = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def smoothness(self) -> float:

@@ -9,9 +9,10 @@ from msgspec import Meta
 
 from dpadmm.losses.base import Index, Task
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import check
+from dpadmm.parameters.fields import checked_parameters
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Squared:
     """``ℓ(b, s) = (s − b)²/2``, ``ℓ' = s − b``; ``ℓ'' = 1``, so c3 = 1.
@@ -29,12 +30,9 @@ class Squared:
     smoothness: ClassVar[float] = 1.0
     parameters: ClassVar[tuple[float, ...]] = ()
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def lipschitz(self) -> float:
-        return float(self.gradient_bound)
+        return self.gradient_bound
 
     def value(self, labels: Floats, scores: Floats) -> Floats:
         residual = scores[:, 0] - labels

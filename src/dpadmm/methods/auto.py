@@ -13,9 +13,11 @@ from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.hyperparameters import HYPERPARAMETERS, noise_per_unit, signal_to_noise
 from dpadmm.methods.newton import Newton
 from dpadmm.methods.pgd import Pgd
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries.problem import Problem, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class Auto(MethodChoice):
     """Select ``pgd``, or ``newton`` for confidence intervals, and the number of rounds."""

@@ -18,7 +18,7 @@ from dpadmm.engine.noise import LazyAnswers, SimulatedNoise
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
 from dpadmm.methods.theory import Constant, Constants, Schedule, constants_of, theorem_schedule
-from dpadmm.parameters.fields import Positive
+from dpadmm.parameters.fields import Positive, checked_parameters
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Sizes
 
@@ -79,6 +79,7 @@ def upload(released: Floats, dual: Floats, rho: float | Floats) -> Floats:
     return out
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class DpAdmm(DeployableMethod[AdmmState]):
     """The paper's Algorithm 1.

@@ -18,11 +18,12 @@ from dpadmm.engine.noise import LazyAnswers, release
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats
 from dpadmm.methods.budget import PrivacyBudget
-from dpadmm.parameters.fields import Positive, Probability
+from dpadmm.parameters.fields import Positive, Probability, checked_parameters
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.problem import Problem, Sizes
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class DpSgd(ServerSideMethod):
     """Distributed DP-SGD.

@@ -19,6 +19,7 @@ from dpadmm.engine.method import NoState, RoundResult, ServerSideMethod, prepare
 from dpadmm.errors import StudyError
 from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods.budget import PrivacyBudget
+from dpadmm.parameters.fields import checked_parameters
 from dpadmm.queries import Query, make_query
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.problem import Problem, Sizes
@@ -119,6 +120,7 @@ class ReleaseMethod(ServerSideMethod):
         )
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class StatisticsRelease(ReleaseMethod):
     """Counts, means, variances, histograms and two-way tables of columns."""
@@ -135,6 +137,7 @@ class StatisticsRelease(ReleaseMethod):
     statistic: ClassVar[str] = ColumnSums.name
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class EvaluationRelease(ReleaseMethod):
     """Accuracy, AUC, calibration and Brier score of a finished model."""

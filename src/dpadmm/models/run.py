@@ -5,6 +5,7 @@ Simulations, training, forecasts and estimators all call :func:`run`. They diffe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,9 +35,9 @@ from dpadmm.matrices.arrays import Floats, Integers
 from dpadmm.methods import Method
 from dpadmm.methods.prior import Prior
 from dpadmm.models.model import Model, model_of
-from dpadmm.models.run_rendering import render_run
 from dpadmm.queries.problem import Problem, Rows, Sizes
-from dpadmm.rendering import Renderable, Rendering
+from dpadmm.rendering import Block, Fact, Facts, Paragraph, Renderable, Rendering
+from dpadmm.rendering.formats import number_range, plural
 from dpadmm.studies.settings import Settings, Training
 from dpadmm.studies.study import Study
 
@@ -107,7 +108,41 @@ class Result(Renderable):
 
     def rendering(self) -> Rendering:
         """Return size, method, privacy loss and, for a simulation, the last measures."""
-        return render_run(self)
+        training, privacy, study, n_rows = self.training, self.privacy, self.of_study, self.n_rows
+        agents = "one agent"
+        if len(n_rows) > 1:
+            agents = f"{len(n_rows)} agents with {number_range(n_rows, ',d')} rows each"
+        name = study.name if study else self.dataset.name if self.dataset else training.method.name
+        losses = f"{training.loss.name} loss, {training.regularizer.name} regularizer"
+        body: list[Block] = [
+            Paragraph(f"{training.method.name}, {losses}, {plural(self.outcome.rounds, 'round')}"),
+            Paragraph("Privacy loss of a person with one row", "bold"),
+            *(block for block in privacy.rendering().body if isinstance(block, Facts)),
+        ]
+        if study and any(map(math.isnan, privacy.noise_multiplier)):
+            body.append(Facts([Fact("", "noise multiplier z", study.terms.plan.describe_noise())]))
+        if measures := self.trace.last():
+            facts = [Fact("", label.replace("_", " "), value) for label, value in measures.items() if label != "round"]
+            body.append(Facts(facts, title="Measures after the last round"))
+        names = list(self.names) or [str(i + 1) for i in range(len(n_rows))]
+        is_secure = privacy.min_honest_sites is not None
+        n_features = len(study.features) if study else self.rows.n_features
+        return Rendering(
+            title=f"{name}: {sum(n_rows):,} rows × {n_features} features, {agents}",
+            body=body,
+            data={
+                **({"study": {"name": study.name, "hash": study.hash}} if study else {}),
+                "noise": "exact" if privacy.exact_noise else "simulated",
+                "epsilon": privacy.epsilon,
+                "epsilon_paper": privacy.paper_epsilon,
+                "epsilon_if_others_collude": privacy.epsilon_if_others_collude if is_secure else None,
+                "delta": privacy.delta,
+                "agents": dict(zip(names, n_rows, strict=True)),
+                "rows": sum(n_rows),
+                "rounds": self.outcome.rounds,
+                "interrupted": self.interrupted,
+            },
+        )
 
     @property
     def study(self) -> Study:

@@ -125,7 +125,7 @@ def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) 
 
     def decorate(cls: C) -> C:
         init: Any = cls.__init__  # type: ignore[misc]  # the constructor of exactly this class
-        names = [field.name for field in fields(cls) if field.init]
+        names = [field.name for field in fields(cls) if field.init and not field.kw_only]
 
         @wraps(init)
         def converting_init(self: Any, *args: Any, **given: Any) -> None:
@@ -140,10 +140,13 @@ def convert_arguments(convert: Callable[[Any, dict[str, Any]], dict[str, Any]]) 
     return decorate
 
 
-def check(instance: Any) -> None:
-    """Raise StudyError for an invalid parameter of a dataclass that has a ``name``; for its ``__post_init__``."""
-    for parameter in parameters(type(instance)):
-        parameter.checked(getattr(instance, parameter.name), f"{instance.name}: ")
+def _check_parameters(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    own = {each.name: each.checked(given[each.name], f"{cls.name}: ") for each in parameters(cls) if each.name in given}
+    return given | own
+
+
+checked_parameters = convert_arguments(_check_parameters)
+"""Decorator for dataclasses with a ``name``: the constructor checks parameters, and converts them to Python values."""
 
 
 def raise_problems(problems: Sequence[str]) -> None:

@@ -84,8 +84,8 @@ def intervals_warning(study: Study, sizes: Integers, public: Table | None) -> st
     if not study.training.has_inference:
         return ""
     n_rows, epsilon = int(sizes.sum()), exact_epsilon(math.sqrt(study.terms.plan.mu_squared()), study.terms.delta)
-    found = forecast_intervals(study, _scenarios(study, n_rows, public), sizes, seed=SEED)
-    return "" if found.is_likely else found.text(epsilon, n_rows)
+    forecast = forecast_intervals(study, _scenarios(study, n_rows, public), sizes, seed=SEED)
+    return "" if forecast.is_likely else forecast.text(epsilon, n_rows)
 
 
 def _scenarios(study: Study, n_rows: int, public: Table | None) -> list[Scenario]:
@@ -97,7 +97,7 @@ def _scenarios(study: Study, n_rows: int, public: Table | None) -> list[Scenario
 
 def _has_intervals(study: Study, result: Result) -> bool:
     """Return whether all columns have intervals, except those with values that no public row has."""
-    found = explain(
+    explanation = explain(
         Model(
             result.weights,
             task=study.problem.loss.task,
@@ -110,6 +110,7 @@ def _has_intervals(study: Study, result: Result) -> bool:
             hessian_snr=result.hessian_snr,
         )
     )
-    unseen = {each.column for each in found.coefficients if each.unseen}
-    covered = {each.column for each in found.coefficients if each.interval()}
-    return not found.no_intervals_because and covered | unseen >= {each.column for each in found.coefficients}
+    columns = {each.column for each in explanation.coefficients}
+    unseen = {each.column for each in explanation.coefficients if each.unseen}
+    covered = {each.column for each in explanation.coefficients if each.interval()}
+    return not explanation.no_intervals_because and covered | unseen >= columns

@@ -52,20 +52,20 @@ def figures(loss: Loss, labels: Floats, scores: Floats, constant: Floats, public
     rows, of_constant, of_public = (
         _of_rows(loss, labels, each) for each in (scores, np.broadcast_to(constant, scores.shape), public)
     )
-    found = {}
+    measures = {}
     for name, each in rows.items():
         bases = (0.0, of_constant[name], of_public[name])
         variance, vs_constant, vs_public = (float((each - base).var() / len(each)) for base in bases)
-        found[name] = (float(each.mean()), variance, vs_constant, vs_public)
+        measures[name] = (float(each.mean()), variance, vs_constant, vs_public)
     if loss.task in ("regression", "count"):
-        return found
+        return measures
     if loss.task == "binary":
         areas = [_area(labels > 0.0, scores[:, 0], public[:, 0])]
     else:  # as probabilities, which can be compared between rows
         chances, others = softmax(scores, axis=1), softmax(public, axis=1)
         areas = [_area(labels == k, chances[:, k], others[:, k]) for k in np.unique(labels.astype(int))]
     mean, variance, difference = np.mean(areas, axis=0).tolist()
-    return found | {"auc": (mean, variance, variance, difference)}
+    return measures | {"auc": (mean, variance, variance, difference)}
 
 
 def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
@@ -76,14 +76,14 @@ def _of_rows(loss: Loss, labels: Floats, scores: Floats) -> dict[str, Floats]:
         return {"deviance": 2.0 / loss.unit * loss.value(labels, scores)}
     binary = loss.task == "binary"
     right = (scores[:, 0] > 0.0) == (labels > 0.0) if binary else scores.argmax(axis=1) == labels
-    found = {"accuracy": right.astype(float)}
+    values = {"accuracy": right.astype(float)}
     if loss.name in PROBABILITIES:
-        found["log_loss"] = loss.value(labels, scores)
+        values["log_loss"] = loss.value(labels, scores)
         chances = expit(np.abs(scores)) if binary else softmax(scores, axis=1)
-        found["overconfidence"] = chances.max(axis=1) - found["accuracy"]
+        values["overconfidence"] = chances.max(axis=1) - values["accuracy"]
     if binary:
-        found["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
-    return found
+        values["sensitivity"] = right[labels > 0.0].astype(float) if np.any(labels > 0.0) else np.zeros(1)
+    return values
 
 
 def _area(positive: Any, scores: Floats, public: Floats) -> tuple[float, float, float]:

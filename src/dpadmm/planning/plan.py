@@ -65,12 +65,12 @@ def alternatives(study: Study, sizes: Integers, epsilon: float) -> list[Alternat
         numbers = {2, -(-len(sizes) // 4), half, limit, own}
         wanted = [*((h, 0.0) for h in sorted(numbers) if 2 <= h <= limit), (own, ABORTED_SHARE)]
     mu, delta = math.sqrt(study.terms.plan.mu_squared()), study.terms.delta
-    budget, found = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
+    budget, options = {**dict.fromkeys(BUDGETS), "epsilon": epsilon}, []
     for min_honest_sites, aborted_rounds in wanted:
         training = study.training.with_changes(aggregation="secure", min_honest_sites=min_honest_sites, **budget)
         training = training.resolved(study.problem, PublicSizes(sizes, study.shape[0]))
-        found.append(Alternative(training, exact_epsilon(math.sqrt(min_honest_sites) * mu, delta), aborted_rounds))
-    return found
+        options.append(Alternative(training, exact_epsilon(math.sqrt(min_honest_sites) * mu, delta), aborted_rounds))
+    return options
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class Plan(Renderable):
     @property
     def recommendation(self) -> Recommendation:
         """The recommendation over all scenarios. A study whose intervals are unlikely is not recommended."""
-        found, intervals = combine(self.recommendations), self.intervals
+        combined, intervals = combine(self.recommendations), self.intervals
         if intervals is None or intervals.is_likely:
-            return found
+            return combined
         counts = f"{intervals.n_with_intervals} of {intervals.n_runs} runs"
         unlikely = f"the requested confidence intervals are unlikely ({counts})"
-        return replace(found, word="not recommended", reason=f"{unlikely}; {found.reason}")
+        return replace(combined, word="not recommended", reason=f"{unlikely}; {combined.reason}")
 
     @property
     def measure_title(self) -> str:
@@ -156,10 +156,12 @@ class Plan(Renderable):
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: costs, forecasts and recommendation."""
         scenarios = []
-        for forecast, found in zip(self.forecasts, self.recommendations, strict=True):
-            own = values_to_dict(forecast.at(*self.grid.own))
-            better_rounds = best_rounds([forecast], self.grid, self.goal)
-            scenarios.append({**forecast.to_dict(), **found.to_dict(), "own": own, "better_rounds": better_rounds})
+        for forecast, recommendation in zip(self.forecasts, self.recommendations, strict=True):
+            own = {
+                "own": values_to_dict(forecast.at(*self.grid.own)),
+                "better_rounds": best_rounds([forecast], self.grid, self.goal),
+            }
+            scenarios.append({**forecast.to_dict(), **recommendation.to_dict(), **own})
         return {
             "forecast": True,
             "private_rows_read": 0,

@@ -30,7 +30,7 @@ STYLES: dict[str, Style] = {"recommended": "good", "not recommended": "bad", "in
 def render_plan(plan: Plan) -> Rendering:
     """Return the description of a plan; the verdict is last."""
     epsilon, n_rounds = plan.grid.own
-    found = plan.recommendation
+    recommendation = plan.recommendation
     body: list[Block] = [
         Paragraph("No private rows were read."),
         _costs(plan),
@@ -52,7 +52,7 @@ def render_plan(plan: Plan) -> Rendering:
         f"{plan.study.name}: {plan.describe_agents()}",
         body,
         warnings=plan.warnings,
-        verdict=Paragraph(f"{found.word.capitalize()}: {found.reason}.", STYLES[found.word]),
+        verdict=Paragraph(f"{recommendation.word.capitalize()}: {recommendation.reason}.", STYLES[recommendation.word]),
     )
 
 
@@ -180,14 +180,14 @@ def describe_time(seconds: float) -> str:
 def describe_forecasts(plan: Plan) -> list[str]:
     """Describe public rows, better numbers of rounds, probabilities, the goal, and secure aggregation."""
     texts = []
-    for forecast, found in zip(plan.forecasts, plan.recommendations, strict=True):
+    for forecast, recommendation in zip(plan.forecasts, plan.recommendations, strict=True):
         notes = [
             *_describe_public_rows(plan, forecast),
             *_describe_rounds(plan, forecast),
-            *_describe_goal(plan, forecast, found),
+            *_describe_goal(plan, forecast, recommendation),
         ]
         if len(plan.forecasts) > 1:
-            texts.append(" ".join([f"With {forecast.name}, {found.word}: {found.reason}.", *notes]))
+            texts.append(" ".join([f"With {forecast.name}, {recommendation.word}: {recommendation.reason}.", *notes]))
         else:
             texts += notes
     return [*texts, *_describe_aggregation(plan)]
@@ -241,21 +241,25 @@ def _describe_rounds(plan: Plan, forecast: ScenarioForecast) -> list[str]:
     return [f"With {best} rounds the same ε reaches {value}{more}."]
 
 
-def _describe_goal(plan: Plan, forecast: ScenarioForecast, found: Recommendation) -> list[str]:
+def _describe_goal(plan: Plan, forecast: ScenarioForecast, recommendation: Recommendation) -> list[str]:
     own, grid, goal = forecast.at(*plan.grid.own), plan.grid, plan.goal
     texts = []
-    if found.word == "recommended" and "log_loss" in own and own["log_loss"].mean >= forecast.constant["log_loss"]:
+    if (
+        recommendation.word == "recommended"
+        and "log_loss" in own
+        and own["log_loss"].mean >= forecast.constant["log_loss"]
+    ):
         texts.append(
             "Its log-loss is no better than that of a constant prediction: rank by its scores, and do not use its "
             "probabilities."
         )
-    if found.word != "not recommended" and "sensitivity" in own and own["sensitivity"].mean < MIN_SENSITIVITY:
+    if recommendation.word != "not recommended" and "sensitivity" in own and own["sensitivity"].mean < MIN_SENSITIVITY:
         name = plan.study.classes[-1] if plan.study.classes else "the second class"
         instead = "use its probabilities" if "log_loss" in own else "rank by its scores"
         texts.append(f"It will predict {name!s} for hardly anyone: {instead}, or class weights ({CLASS_WEIGHTS}).")
     if goal.target is not None and len(plan.forecasts) == 1:
         texts.append(f"Goal: {value_text(goal.target, goal.name)}.")
-    if found.word == "recommended":
+    if recommendation.word == "recommended":
         return texts
     smallest = min_epsilon(forecast, grid, goal)
     reaches = "reaches the goal" if goal.target is not None else "would be recommended"

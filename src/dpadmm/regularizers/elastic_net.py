@@ -8,9 +8,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from dpadmm.matrices.arrays import Floats
-from dpadmm.parameters.fields import Share, check
+from dpadmm.parameters.fields import Share, checked_parameters
 
 
+@checked_parameters
 @dataclass(frozen=True)
 class ElasticNet:
     """``R(w) = r Σ|w_j| + (1 − r) ½‖w‖²`` with ``r = l1_ratio`` in [0, 1].
@@ -21,9 +22,6 @@ class ElasticNet:
     l1_ratio: Annotated[Share, "Share of L1; the rest is L2."] = 0.5
 
     name: ClassVar[str] = "elastic_net"
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def smoothness(self) -> float | None:

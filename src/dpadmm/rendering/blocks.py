@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from dpadmm.parameters.text import printable
 from dpadmm.rendering.formats import number
 from dpadmm.rendering.html import block_html, paragraph_html, table_html
 from dpadmm.rendering.plain import grid_text, wrap_text
@@ -266,24 +267,24 @@ class Rendering:
         parts += [paragraph_html(text, "") for text in self.next_steps]
         return block_html(parts)
 
-    def to_text(self, width: int = 100) -> str:
-        """Return plain text, with paragraphs wrapped at a width."""
-        parts = [wrap_text(self.title, width)] if self.title else []
+    def to_text(self) -> str:
+        """Return plain text with wrapped paragraphs."""
+        parts = [wrap_text(self.title)] if self.title else []
         for block in self.body:
             match block:
                 case Paragraph():
-                    parts.append(wrap_text(block.text, width))
+                    parts.append(wrap_text(block.text))
                 case Facts():
                     rows = [[text for text, _ in row] for row in _texts(block.shown_rows())]
                     parts.append(grid_text((), rows, ["left"] * 3, block.title))
                 case Table():
                     rows = [[text for text, _ in row] for row in _texts(block.shown_rows())]
                     parts.append(grid_text(block.headings, rows, block.alignments, block.title))
-                    parts += [wrap_text(block.caption, width)] if block.caption else []
-        parts += [wrap_text(text, width) for text in self.notes]
-        parts += [wrap_text(f"Warning: {text}", width) for text in self.warnings]
-        parts += [wrap_text(self.verdict.text, width)] if self.verdict else []
-        return "\n".join([*parts, *map(wrap_text, self.next_steps)])
+                    parts += [wrap_text(block.caption)] if block.caption else []
+        parts += [wrap_text(text) for text in self.notes]
+        parts += [wrap_text(f"Warning: {text}") for text in self.warnings]
+        parts += [wrap_text(self.verdict.text)] if self.verdict else []
+        return "\n".join([*parts, *map(printable, self.next_steps)])
 
 
 class Renderable(ABC):

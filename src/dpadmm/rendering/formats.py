@@ -88,7 +88,7 @@ def short_names(names: Sequence[str], max_width: int) -> list[str]:
     return list(names) if max(map(len, names)) <= max_width else [str(k + 1) for k in range(len(names))]
 
 
-def interval_text(low: float | None, high: float | None, form: str = ".3g") -> str:
+def interval_text(low: float | None, high: float | None) -> str:
     """Return an interval whose ends may be missing.
 
     Examples
@@ -97,8 +97,8 @@ def interval_text(low: float | None, high: float | None, form: str = ".3g") -> s
     ('0.5 to 1.25', 'below 2', 'any')
     """
     if low is None or high is None:
-        return f"above {low:{form}}" if low is not None else f"below {high:{form}}" if high is not None else "any"
-    return f"{low:{form}} to {high:{form}}"
+        return f"above {low:.3g}" if low is not None else f"below {high:.3g}" if high is not None else "any"
+    return f"{low:.3g} to {high:.3g}"
 
 
 def mean_text(values: Sequence[float], *, is_rate: bool = False) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from dpadmm.parameters.text import printable
 
+WIDTH = 100
 
-def wrap_text(text: str, width: int | None = None) -> str:
-    """Return escaped text, wrapped at a width if there is one."""
-    escaped = printable(text)
-    return escaped if width is None else textwrap.fill(escaped, width, break_long_words=False, break_on_hyphens=False)
+
+def wrap_text(text: str) -> str:
+    """Return escaped text, wrapped at ``WIDTH`` characters."""
+    return textwrap.fill(printable(text), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def grid_text(

@@ -81,9 +81,8 @@ def build_choice(what: str, given: object, current: Any) -> Any:
         given = {"name": given}
     if isinstance(given, Mapping):
         raise_problems(choice_problems(what, {"name": current.name, **given}))
-        cls = CHOICES[what][given["name"]] if "name" in given else type(current)
-        own = {each.name: each.checked(given[each.name]) for each in parameters(cls) if each.name in given}
-        return cls(**own) if "name" in given else replace(current, **own)
+        own = {str(key): value for key, value in given.items() if key != "name"}
+        return CHOICES[what][given["name"]](**own) if "name" in given else replace(current, **own)
     if isinstance(given, type):
         raise StudyError(f"{what} must be a name or an object, such as {given.__name__}(), and not a class")
     if type(given) not in CHOICES[what].values():
@@ -353,8 +352,7 @@ class Training:
 
 def choice_to_dict(choice: Any) -> dict[str, Any]:
     """Return the name and the parameters of a loss, regularizer or method."""
-    own = {each.name: each.checked(getattr(choice, each.name)) for each in parameters(type(choice))}
-    return {"name": choice.name, **own}
+    return {"name": choice.name, **{own.name: getattr(choice, own.name) for own in parameters(type(choice))}}
 
 
 @convert_arguments(_normalize)

@@ -121,7 +121,7 @@ def test_the_page_of_a_run_without_server_start_shows_its_end(tmp_path):
         all.begin()
         all.start()
         all.serve("--page", "--page-port", "0")
-        wait_for(lambda: "login#" in all.output)
+        wait_for(lambda: (tmp_path / "aggregator.txt").exists() and "login#" in all.output)
         get, states = visitor(all.output), []
 
         def ended():

@@ -132,7 +132,10 @@ def _fetch(url: str, context: ssl.SSLContext, body: bytes | None = None) -> byte
     end = time.monotonic() + BUSY_SECONDS
     while True:
         status, retry_after, data = _exchange(url, context, body)
-        if status != 429:
+        is_busy = status == 429 or (status == 503 and not data.startswith(b"{"))  # too many requests, or connections
+        if not is_busy and status in (408, 500, 502, 504):
+            raise ServiceUnavailableError(f"{url} could not answer (status {status}): repeat the command later")
+        if not is_busy:
             return data
         if time.monotonic() + retry_after > end:
             raise ServiceUnavailableError(f"{url} is busy: repeat the command later")

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from logging import Logger, getLevelNamesMapping
+from logging import WARNING, Logger, getLevelNamesMapping
 from pathlib import Path
 
 from dpadmm.errors import DPADMMError, StudyError
@@ -173,7 +173,7 @@ class Server:
             coordinator.decisions = lambda: deliveries.decisions(coordinator.study.hash)
             report = partial(notifier.update, self._alarms, lambda: _notices(coordinator))
             announcing = announce(lambda: journals(self.authority.folder), transport.publish)
-            inform = announcing, deliver(deliveries, transport)
+            inform = announcing, deliver(deliveries, transport, self.log)
             try:
                 await until_one_ends(*work, self._watch(coordinator, live, report), *inform, _until_ended(coordinator))
                 report(final=True)
@@ -347,7 +347,7 @@ async def keep_broker(
         announcements = asyncio.create_task(announce(lambda: journals(authority.folder), connection.publish))
         resources.push_async_callback(cancel, announcements)
         deliveries.on_roster = partial(begin, authority)
-        delivering = asyncio.create_task(deliver(deliveries, connection))
+        delivering = asyncio.create_task(deliver(deliveries, connection, log))
         resources.push_async_callback(cancel, delivering)
         while True:
             if (jump := clock.jump()) is not None:
@@ -361,8 +361,9 @@ async def keep_broker(
             await asyncio.sleep(CHECK_EVERY)
 
 
-async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
+async def deliver(deliveries: Deliveries, link: ServerLink, log: Logger) -> None:
     """Deliver proposals to connected sites, and take their replies, until cancelled."""
+    repeats = RepeatLog(log)
 
     async def take(site: str, reply: ProposalReply) -> None:
         for subject, message in deliveries.take(site, reply):
@@ -372,7 +373,10 @@ async def deliver(deliveries: Deliveries, link: ServerLink) -> None:
     while True:
         now = time.monotonic()
         if now >= refresh_at:
-            await asyncio.to_thread(deliveries.refresh)
+            try:
+                await asyncio.to_thread(deliveries.refresh)
+            except (DPADMMError, OSError) as problem:
+                repeats.write(WARNING, f"cannot read the proposed studies: {problem}; retrying")
             refresh_at = now + REFRESH_SECONDS
         connected = {name for name, contact in link.seen.items() if now - contact.at < SILENT_AFTER}
         for subject, message in deliveries.due(connected):

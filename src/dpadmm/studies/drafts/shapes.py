@@ -11,7 +11,7 @@ import scipy  # submodules load on first use
 
 from dpadmm.matrices.arrays import Floats
 
-MAX_CODES = 60
+MAX_CODES = 30
 """Maximum number of distinct whole numbers that may be codes."""
 
 MIN_ROWS_PER_CODE = 10
@@ -26,7 +26,7 @@ MIN_AMOUNTS = 20
 
 
 @dataclass
-class Moments:
+class RunningMoments:
     """Running count, mean, central sums of squares and cubes, and range."""
 
     n: int = 0
@@ -66,15 +66,15 @@ class Moments:
 
 
 @dataclass
-class Numbers(Moments):
-    """Moments of numbers, and of the logarithms of positive ones."""
+class Numbers(RunningMoments):
+    """RunningMoments of numbers, and of the logarithms of positive ones."""
 
-    logs: Moments | None = None
+    logs: RunningMoments | None = None
 
     def add(self, values: Any, counts: Any) -> None:
         super().add(values, counts)
         positive = np.asarray(values, float) > 0.0
-        self.logs = self.logs or Moments()
+        self.logs = self.logs or RunningMoments()
         self.logs.add(np.log(np.asarray(values, float)[positive]), np.asarray(counts)[positive])
 
     @property

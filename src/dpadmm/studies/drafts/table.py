@@ -46,8 +46,8 @@ from dpadmm.studies.drafts.row_norm import choose_row_norm
 from dpadmm.studies.drafts.shapes import (
     MAX_CODES,
     MIN_AMOUNTS,
-    Moments,
     Numbers,
+    RunningMoments,
     is_unordered,
     round_log_bounds,
 )
@@ -285,7 +285,7 @@ class CellSummary:
     @cached_property
     def numbers(self) -> tuple[Numbers, dict[str, int]]:
         """The numbers without codes for missing values, and the count of each code; valid after the last batch."""
-        numbers, codes = replace(self._usual, logs=replace(self._usual.logs or Moments())), {}
+        numbers, codes = replace(self._usual, logs=replace(self._usual.logs or RunningMoments())), {}
         for value, count in sorted(self._codes.items(), key=lambda pair: abs(pair[0])):
             low, high = numbers.low - numbers.span, numbers.high + numbers.span
             if numbers.span > 0.0 and (value < 0.0 <= numbers.low or not low <= value <= high):
@@ -325,7 +325,9 @@ def _infer_column(
         if has_codes and name not in answers.numbers:
             about = {"kind": "category", "values": tuple(map(str, seen.whole))}
             about |= {} if seen.missing or seen.numbers[1] else {"unseen": (OTHER,)}
-            column = DraftColumn(name, about, f"codes: {NO_ORDER}. If these are amounts, draft with --numbers {name}")
+            column = DraftColumn(
+                name, about, f"codes: {NO_ORDER}. If these are amounts: --numbers {name} (in Python numbers=)"
+            )
             return column, Question(name, _code_question(name, seen, NO_ORDER), "category")
         hints = (
             missing_codes(seen),
@@ -364,6 +366,8 @@ def _infer_category(name: str, seen: CellSummary, where: object) -> DraftColumn:
             )
         ranked = frequent
     values = tuple(value for value, _ in ranked)
+    if all(map(_WHOLE.fullmatch, values)):
+        values = tuple(sorted(values, key=int))
     _check_values(name, values, where)
     other = f"{OTHER!r} stands for all values that are not listed, including the table's value of that name"
     has_other = any(value in OTHERS for value in seen.counts)
@@ -424,7 +428,7 @@ def _number(seen: CellSummary) -> dict[str, Any]:
     return {"bounds": bounds, **_usual(seen, numbers, bounds)}
 
 
-def _usual(seen: CellSummary, moments: Moments, ends: tuple[float, float]) -> dict[str, float]:
+def _usual(seen: CellSummary, moments: RunningMoments, ends: tuple[float, float]) -> dict[str, float]:
     """Return mean and standard deviation, to two digits of the latter; empty if (nearly) all numbers are equal."""
     low, high = ends
     mean, std = moments.mean, math.sqrt(moments.squares / moments.n)
@@ -465,8 +469,8 @@ def _infer_label(
         text = f"label {name!r} has whole numbers from {seen.numbers[0].low:.0f} to {seen.numbers[0].high:.0f}"
         if kind is None:
             notes.append(
-                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not, draft "
-                "with --label-kind number or classes"
+                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not: "
+                "--label-kind number or classes (in Python label_kind=)"
             )
         questions = [] if kind else [Question(name, f"{text} with a long tail", "counts", is_label=True)]
         return {"column": name, "bounds": (0, high)}, tuple(notes), "poisson", questions
