@@ -37,7 +37,7 @@ def parameters_for(statistic: Query) -> list[Floats]:
     if statistic.name == PreconditionedGradient.name:
         return preconditioners_and_points(*statistic.shape)
     if statistic.name == Calibration.name:
-        return directions_and_bounds(*statistic.parameter_shape)  # type: ignore[misc]
+        return directions_and_bounds(statistic.n_features, statistic.loss.n_outputs)  # type: ignore[attr-defined]
     shape = statistic.parameter_shape
     if statistic.name == NewtonQuery.name:
         return points_and_clips(statistic.n_weights, shape[0])  # type: ignore[attr-defined]
@@ -54,14 +54,19 @@ def points_and_clips(d: int, size: int) -> list[Floats]:
     return [np.append(point, clip)[:size] for point, clip in zip(points, clips, strict=True)]
 
 
-def directions_and_bounds(size: int) -> list[Floats]:
+def directions_and_bounds(d: int, p: int) -> list[Floats]:
     """Return directions and points near and far, with small and large clipping bounds."""
-    signs = np.where(np.arange(size - 2) % 2, -1.0, 1.0)
-    steps = np.repeat([1.0, -1.0, 0.5], (size - 2) // 3)
+    flat = np.where(np.arange(d * p) % 2, -1.0, 1.0)
+    signs, steps, none = np.tile(flat, 3), np.concatenate([flat, -flat, 0.5 * flat]), np.zeros(d * p)
+    ordinary = np.full(p, 1.0 / p) - np.eye(p)[min(1, p - 1)] if p > 1 else np.ones(1)  # a slope at equal chances
+    opposed = np.eye(p)[0] - np.eye(p)[1] if p > 1 else np.ones(1)  # a slope far from them
+    slope, far = 20.0 * np.tile(ordinary, d), 40.0 * np.tile(opposed, d)
     tiny, huge = 1.0 / MAX_PARAMETER, MAX_PARAMETER
-    weights = [0.0 * signs, signs, 4.0 * steps * signs, huge * signs, huge * steps, 1e-300 * signs, 30.0 * steps]
+    weights = [0.0 * signs, signs, 4.0 * steps, huge * signs, huge * steps, 1e-300 * signs, 30.0 * steps]
+    weights += [np.concatenate([slope, none, none]), np.concatenate([far, -far, far])]
     bounds = [(1.0, 1.0), (1.0, 0.2), (0.1, 2.0), (tiny, tiny), (huge, huge), (1.0, 1.0), (0.5, tiny)]
-    return [np.concatenate(each) for each in zip(weights, bounds, strict=True)]
+    bounds += [(0.05, 1.0), (0.05, 0.05)]
+    return [np.concatenate(parts) for parts in zip(weights, bounds, strict=True)]
 
 
 def preconditioners_and_points(d: int, p: int) -> list[Floats]:
