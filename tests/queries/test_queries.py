@@ -143,7 +143,7 @@ def test_adversary_with_weights_never_exceeds_the_sensitivity() -> None:
                     assert alone <= statistic.row_norm
                     reached = max(reached, alone / statistic.row_norm)
             with case(loss, statistic.name):
-                assert reached > 0.85
+                assert reached > 0.8
 
 
 @pytest.mark.parametrize("weight", [1.0 + 2.0**-52, -(2.0**-60), np.nan, np.inf])
