@@ -511,7 +511,7 @@ def test_check_counts_what_a_study_makes_of_the_cells(cli, site_file, study_file
     table.write_text(table.read_text().replace(",yes", ",maybe").replace("0.5", "old"))
     said = text_of(cli("site", "check", "--site", site_file, "--study", study_file).succeeded())
     assert "the label 'repaid' is none of the classes no, yes in 4 rows (" in said
-    assert "column 'age': the cell in row 1 should be a number and is not; correct it" in said
+    assert "column 'age': the cells in 7 rows (1, 2, 3, …) should be numbers and are not" in said
     assert "old" not in said
 
 

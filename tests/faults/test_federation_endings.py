@@ -186,7 +186,7 @@ def test_unanswered_accepted_study_raises_an_alarm(tmp_path: Path, ask) -> None:
         output = " ".join(all.output.split())
         for name in NAMES:
             assert f"{name}: refused; see the site's log" in output
-        assert "accepted" not in output
+        assert "has its owner accepted" not in output
         reasons = {"a": "decision-unusable", "b": "decision-missing", "c": "data-changed"}
         for name, reason in reasons.items():
             wait_for(lambda name=name, reason=reason: state_at(all, name) == ("blocked", reason))  # type: ignore[misc]

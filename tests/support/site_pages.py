@@ -70,6 +70,7 @@ def status_of_site(**more: Any) -> dict[str, Any]:
         "site": "north-hospital",
         "broker": "tls://study.example.org:4222",
         "pages": [],
+        "at": "2026-03-02T09:15:00+00:00",
         "certificate_expires": "2099-01-01T00:00:00+00:00",
         "problems": [],
         "studies": [],

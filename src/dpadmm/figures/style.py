@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ class Picture:
     title: str
     caption: str
     figure: Figure
+
+    def _repr_png_(self) -> bytes:
+        """Return the image, which a notebook shows."""
+        out = BytesIO()
+        self.figure.savefig(out, format="png")
+        return out.getvalue()
 
 
 @dataclass(frozen=True)

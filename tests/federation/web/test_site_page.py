@@ -12,12 +12,25 @@ from dataclasses import replace
 import pytest
 from federations import small_study
 from page_visits import ask, log_in
-from site_pages import DECLINED, OPEN, PROPOSED, TOO_MUCH, make_site, propose, release, serving_site, use
+from site_pages import (
+    DECLINED,
+    OPEN,
+    PROPOSED,
+    TOO_MUCH,
+    make_site,
+    propose,
+    release,
+    serving_site,
+    status_of_site,
+    use,
+)
 
 from dpadmm.federation.site.decisions import decisions
 from dpadmm.federation.site.proposals import proposals
+from dpadmm.federation.web import site_data
 from dpadmm.federation.web.hosting import Listener, hosted
 from dpadmm.federation.web.site_app import SitePage
+from dpadmm.federation.web.site_data import LEDGER_SECONDS, SiteData
 from dpadmm.studies.roster import RosterEntry
 from dpadmm.trusted.ledger import read_ledger
 
@@ -63,7 +76,7 @@ def test_the_owner_sees_budget_studies_proposals_and_releases(site, page, sessio
     assert budget["promised"] == pytest.approx(3.0, rel=1e-3)
     assert budget["limit"] == 8.0
     assert budget["promised"] < budget["left"] < 8.0
-    assert budget["history"][-1][1:3] == [budget["spent"], budget["promised"]]
+    assert budget["history"][-1][1:] == pytest.approx([budget["spent"], budget["promised"], 8.0])
     first, second = told["proposals"]
     assert {first["name"], second["name"]} == {"readmission", "length of stay"}
     obstacles = {proposal["name"]: proposal["obstacles"] for proposal in told["proposals"]}
@@ -77,7 +90,7 @@ def test_the_owner_sees_budget_studies_proposals_and_releases(site, page, sessio
 
 
 def wait_for_round(page, session):
-    time.sleep(0.6)  # longer than a snapshot is the latest
+    time.sleep(LEDGER_SECONDS + 0.6)
     return shown(page, session)["releases"][0]["round"]
 
 
@@ -169,6 +182,24 @@ def test_a_damaged_ledger_is_a_problem_on_the_page(site):
     with serving_site(site) as page:
         told = shown(page, log_in(page))
     assert "cannot be trusted" in told["problems"][0]
+
+
+def test_snapshots_of_a_running_study_are_cheap(site, monkeypatch):
+    """A page that is open must not slow the site's answers: no reading per release, and each ε computed once."""
+    reads = []
+    monkeypatch.setattr(site_data, "read_ledger", lambda folder: reads.append(1) or read_ledger(folder))
+    monkeypatch.setattr(site_data, "LEDGER_SECONDS", 600.0)
+    data = SiteData(site, status_of_site)
+    for last in range(21, 41):
+        release(site, last, last)
+        data.snapshot()
+    assert len(reads) == 1
+    data.refresh()
+    assert data.snapshot()["releases"][0]["round"] == 40
+    assert len(reads) == 2
+    data._cached_epsilon.cache_clear()
+    data.snapshot(), data.snapshot()
+    assert data._cached_epsilon.cache_info().misses < 10
 
 
 def test_health_and_metrics(site):

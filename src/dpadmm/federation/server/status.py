@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 from dpadmm.accounting.gaussian import exact_epsilon
@@ -80,6 +81,11 @@ def overview(folder: Path) -> list[Status]:
     return sorted(map(_summary, journals(folder)), key=lambda summary: str(summary["begun_at"]), reverse=True)
 
 
+@lru_cache(maxsize=1000)
+def _planned_epsilon(mu_squared: float, delta: float) -> float:
+    return float(exact_epsilon(mu_squared**0.5, delta))
+
+
 def _summary(journal: Path) -> Status:
     live = read_status(journal.with_name(STATUS), ServerStatus)
     last = {} if live is None else live["snapshot"]
@@ -90,7 +96,7 @@ def _summary(journal: Path) -> Status:
     n_rounds = study.training.planned_rounds
     finished, error = done == n_rounds, last.get("error") or ""
     state = study_state(finished=finished, ended=ended, error=error, served=False, stalled=False, started=done > 0)
-    planned = float(exact_epsilon(float(study.terms.plan.mu_squared()) ** 0.5, float(study.training.delta)))
+    planned = _planned_epsilon(float(study.terms.plan.mu_squared()), float(study.training.delta))
     if live is None and _is_proposed(state, done):
         state = StudyState.PROPOSED
     return {

@@ -38,7 +38,8 @@ class SitePage:
     def __init__(self, site: Site, status: Callable[[], Status]) -> None:
         self._site, self._status = site, status
         self._sessions = Sessions(site.path.parent, "dpadmm site status --link")
-        self._latest = Cached[Status](SNAPSHOT_SECONDS, SiteData(site, status).snapshot, {})
+        self._data = SiteData(site, status)
+        self._latest = Cached[Status](SNAPSHOT_SECONDS, self._data.snapshot, {})
         self._deciding = threading.Lock()
 
     def routes(self) -> list[BaseRoute]:
@@ -60,7 +61,8 @@ class SitePage:
     def _snapshot(self, request: Request) -> Response:
         if not self._sessions.secret(request):
             return PlainTextResponse(f"{LOGIN_NEEDED} dpadmm site status --link\n", 403)
-        return json_response({"at": time.time(), **self._latest.get()})
+        snapshot = self._latest.get()
+        return json_response({"at": time.time(), **snapshot})
 
     async def _decide(self, request: Request) -> Response:
         """Apply a decision of the owner and return one sentence."""
@@ -104,6 +106,7 @@ class SitePage:
             else:
                 raise HTTPException(404)
             clear_decided(folder)
+            self._data.refresh()
         return sentence
 
     def _healthz(self, request: Request) -> Response:

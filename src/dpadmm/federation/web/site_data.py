@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from dpadmm.accounting.gaussian import exact_epsilon
 from dpadmm.errors import DPADMMError, RefusalError
 from dpadmm.federation.health import Status, site_alarms
 from dpadmm.federation.site.decisions import decisions
@@ -15,6 +20,9 @@ from dpadmm.sites.accounts import budget_history
 from dpadmm.sites.site import Site
 from dpadmm.studies.rendering import describe_releases
 from dpadmm.trusted.ledger import MARK, LedgerState, read_ledger
+
+LEDGER_SECONDS = 2.0
+"""Seconds between readings of a ledger that changes."""
 
 MAX_POINTS, MAX_RELEASES = 300, 20
 """Limits of the points of the budget's curve and of the releases that the page receives."""
@@ -26,20 +34,23 @@ class SiteData:
     def __init__(self, site: Site, status: Callable[[], Status]) -> None:
         self._site, self._status = site, status
         self._folder = site.path.parent
-        self._read_at: tuple[int, int] = (0, 0)
+        self._read_at, self._due = (0, 0), 0.0
+        """Time and size of the mark at the last reading of the ledger, and when it may be read again."""
+        self._cached_epsilon = lru_cache(maxsize=1000)(site.policy.epsilon_of)
         self._ledger = LedgerState()
         self._history: list[list[Any]] = []
 
     def snapshot(self) -> Status:
         """Return the state of the site. Nothing of it leaves the machine."""
         status, problems = self._status(), list[DPADMMError]()
+        alarms = [alarm._asdict() for alarm in site_alarms(status, self._folder)]  # before the status is old
         try:
             self._read_ledger()
         except RefusalError as refusal:
             problems.append(refusal)
         return {
             "site": {key: status[key] for key in ("site", "broker", "connected", "connection_since", "server_silent")},
-            "alarms": [alarm._asdict() for alarm in site_alarms(status, self._folder)],
+            "alarms": alarms,
             "budget": self._budget(),
             "proposals": list(self._proposals(problems)),
             "studies": list(self._studies(status, problems)),
@@ -48,15 +59,21 @@ class SiteData:
         }
 
     def _read_ledger(self) -> None:
-        """Read the ledger if it changed. Its mark has a line per record."""
+        """Read the ledger if it changed, but not after each release of a running study."""
+        if time.monotonic() < self._due:
+            return
         mark = (self._site.ledger / MARK).stat()
         if self._read_at != (found := (mark.st_mtime_ns, mark.st_size)):
             self._ledger = read_ledger(self._site.ledger)
             self._history = self._curve()
-            self._read_at = found
+            self._read_at, self._due = found, time.monotonic() + LEDGER_SECONDS
+
+    def refresh(self) -> None:
+        """Read the ledger at the next snapshot, because the owner has decided."""
+        self._due = 0.0
 
     def _epsilon(self, mu_squared: Fraction | float) -> float:
-        return self._site.policy.epsilon_of(max(Fraction(0), Fraction(mu_squared)))
+        return self._cached_epsilon(max(0.0, float(mu_squared)))
 
     def _budget(self) -> Status:
         """Return ε at the owner's δ of each part of the budget. Σμ² of the parts adds up; ε does not."""
@@ -80,13 +97,12 @@ class SiteData:
 
     def _curve(self) -> list[list[Any]]:
         """Return (time, ε spent, ε spent or reserved, limit) after some records, always including the last one."""
-        points = budget_history(self._ledger)
+        points = [point for point in budget_history(self._ledger) if point.cap > 0.0]
         step = max(1, -(-len(points) // MAX_POINTS))
-        return [
-            [point.at, *(self._epsilon(amount) for amount in (point.spent, point.promised, point.cap))]
-            for point in [*points[:-1:step], *points[-1:]]
-            if point.cap > 0.0
-        ]
+        points = [*points[:-1:step], *points[-1:]]
+        sums = np.array([[float(amount) for amount in point[1:]] for point in points])
+        epsilons = exact_epsilon(np.sqrt(sums).ravel(), np.full(sums.size, self._site.policy.delta)).reshape(sums.shape)
+        return [[point.at, *row] for point, row in zip(points, epsilons.tolist(), strict=True)]
 
     def _proposals(self, problems: list[DPADMMError]) -> Iterator[Status]:
         try:

@@ -325,7 +325,9 @@ def _infer_column(
         if has_codes and name not in answers.numbers:
             about = {"kind": "category", "values": tuple(map(str, seen.whole))}
             about |= {} if seen.missing or seen.numbers[1] else {"unseen": (OTHER,)}
-            column = DraftColumn(name, about, f"codes: {NO_ORDER}. If these are amounts, draft with --numbers {name}")
+            column = DraftColumn(
+                name, about, f"codes: {NO_ORDER}. If these are amounts: --numbers {name} (in Python numbers=)"
+            )
             return column, Question(name, _code_question(name, seen, NO_ORDER), "category")
         hints = (
             missing_codes(seen),
@@ -467,8 +469,8 @@ def _infer_label(
         text = f"label {name!r} has whole numbers from {seen.numbers[0].low:.0f} to {seen.numbers[0].high:.0f}"
         if kind is None:
             notes.append(
-                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not, draft "
-                "with --label-kind number or classes"
+                "drafted as counts (loss poisson), because these are whole numbers with a long tail. If not: "
+                "--label-kind number or classes (in Python label_kind=)"
             )
         questions = [] if kind else [Question(name, f"{text} with a long tail", "counts", is_label=True)]
         return {"column": name, "bounds": (0, high)}, tuple(notes), "poisson", questions
