@@ -85,11 +85,11 @@ def as_defined(rows: Rows, loss: Loss, mu: float, n_rounds: int) -> Floats:
         clip, step, shrink = 0.7 * math.sqrt(1.0 - 1.0 / p) * growth * rank, step * p / 4.0, min(1.0, 0.9 * growth)
         theta = 1.25 * p * b @ (by_label - by_label.mean(axis=1, keepdims=True))
     elif loss.task == "binary":
-        growth = 0.35 * math.sqrt(max(np.clip(q, 0.7, 1.0), 0.6 * min(q, 16.0)))
+        growth = 0.35 * math.sqrt(max(0.7, 0.6 * q))
         clip, shrink, theta = growth * rank, min(1.0, 0.5 + 0.45 * growth), 2.5 * b @ by_label
         step *= np.clip(math.sqrt(2.0 * q), 0.4, 1.0)
     else:
-        clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(np.clip(q, 0.7, 9.0)) * rank, step / 4.0, 1.0
+        clip, step, shrink = 0.6 * math.sqrt(label_squares) * math.sqrt(max(q, 0.7)) * rank, step / 4.0, 1.0
         theta = 0.625 * b @ by_label
     turned, x, age = features @ b, theta, 0
     last, kept = np.zeros((d, p)), []
@@ -617,7 +617,8 @@ def test_huber_clipping_bound_starts_at_most_at_delta() -> None:
     method = made(rows, loss, 9, noise_multiplier=0.5)
     outcome = train(method, method.problem, rows, n_rounds=2, noise=SimulatedNoise(1, 2, (D, 1)))
     state = PublicState.unpacked(outcome.broadcast, (D, 1))
-    assert state.clip <= 0.6 * math.sqrt(9.0) * 0.05 * math.sqrt(D)
+    q = 0.0065 * math.sqrt(2.0) * 4000 * math.sqrt(9.0) / 0.5 / math.sqrt(D)
+    assert state.clip <= 0.6 * math.sqrt(q) * 0.05 * math.sqrt(D)
 
 
 def test_default_settings() -> None:

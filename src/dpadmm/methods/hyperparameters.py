@@ -29,16 +29,19 @@ class Hyperparameters:
     - large: flights, lending, vote, churn, homes, crashes, Adult
     - prior: affairs, compas, churn, happy, mortality, insurance, pension
     - floor: churn, affairs, compas, mortality, insurance, pension
+    - calibration: churn, affairs, compas, mortality, happy, wine, with 1, 10 and 50 agents and with public rows
+    - multiclass: rodents, wine, generated tables of four classes
+    - consistency: rodents, Adult and generated tables at ε = 50 and 200
     - all: Adult with one agent, then the 22 data sets of benchmarks/drafted.py
     - unrecorded: RESULTS.md has no entry for this value
     """
 
     # Budget and number of rounds
     moments_share: float = 0.15  # budget of round 1; share of μ²; Adult
-    calibration_share: float = 0.05  # budget of the last round; share of μ²; all
+    calibration_share: float = 0.05  # budget of the last round; share of μ²; calibration
     signal_scale: float = 0.0065  # numerator of q; noise per unit of sensitivity; unrecorded
     rounds_scale: float = 16.0  # gradient rounds at q = 1; times √q·min(q, rounds_signal); rounds; unrecorded
-    rounds_signal: float = 2.5  # q from which rounds increase with √q instead of q^1.5; ratio; adult, rodents
+    rounds_signal: float = 2.5  # q from which rounds increase with √q instead of q^1.5; ratio; Adult, rodents
     rounds_limits: tuple[float, float] = (12.0, 198.0)  # limits of their number; sites accept 200 rounds by default
 
     # Preconditioner
@@ -50,14 +53,12 @@ class Hyperparameters:
     full_weight: float = 0.8  # larger mean row weights count as 1, since clipping reduces moments; ratio; unrecorded
 
     # Clipping bound C, divided by the square root of the rank
-    binary_clip: float = 0.35  # two classes, times √q; residual; unrecorded
-    binary_clip_signal: tuple[float, float] = (0.7, 1.0)  # limits of q there; ratio; lower one: Adult
-    binary_clip_slope: float = 0.6  # factor of q above these limits; ratio; all
-    binary_clip_max_signal: float = 16.0  # upper limit of q with this factor; ratio; all
+    binary_clip: float = 0.35  # two classes; residual; unrecorded
+    min_clip_signal: float = 0.7  # lower limit of q in all clips; ratio; Adult
+    binary_clip_slope: float = 0.6  # two classes: factor of q; ratio; all
     multiclass_clip: float = 0.7  # several classes, times √(1 − 1/p); residual; unrecorded
     multiclass_clip_signal: float = 2.0  # this·q is the square of a further factor, if it is above 1; ratio; multiclass
     number_clip: float = 0.6  # regression, times √q; root mean square label; unrecorded
-    number_clip_signal: tuple[float, float] = (0.7, 9.0)  # limits of q there; ratio; upper one: large
     plain_clip: float = 0.5  # C itself if B = I; residual; unrecorded
 
     # Step size and start
@@ -80,22 +81,21 @@ class Hyperparameters:
     count_start: float = 0.6  # length of the start; Newton steps; unrecorded
     count_step: float = 0.5  # step size; Newton steps; unrecorded
     count_max_step_factor: float = 2.0  # upper limit of √(step_rounds/(T − 1)); ratio; unrecorded
-    count_clip_signal: tuple[float, float] = (0.8, 2.0)  # limits of √q in C; ratio; unrecorded
     count_rate_deviations: float = 0.5  # bias of the mean count, since means fall faster; noise; unrecorded
     binary_residual: float = 1.4  # C over curvature for two classes; residual; unrecorded
 
     # Momentum
-    momentum_signal: float = 4.0  # largest momentum 1 − this/q; ratio; rodents, churn, adult, happy
-    max_momentum: float = 0.9  # upper limit of the momentum; ratio; rodents, churn, adult, happy
+    momentum_signal: float = 4.0  # largest momentum 1 − this/q; ratio; Adult, rodents, happy
+    max_momentum: float = 0.9  # upper limit of the momentum; ratio; consistency
 
     # Scale and prior
     shrink: tuple[float, float] = (0.5, 0.45)  # two classes: s = first + second·clip, at most 1; ratio; unrecorded
     multiclass_shrink: float = 0.9  # several classes: s = this·clip over multiclass_clip, at most 1; ratio; multiclass
-    calibration_residual: float = 2.0  # clipping bound of slopes there; scale of the first residuals; all
-    clear_curvature: float = 2.0  # smallest curvature in the calibration; standard deviations; all
-    max_scale: float = 1.5  # largest t; ratio; all
-    class_scale_deviation: float = 0.3  # prior standard deviation of t for classes; ratio; all
-    number_scale_deviation: float = 0.1  # the same for numbers and counts, which clipping biases little; ratio; wages
+    calibration_residual: float = 2.0  # clipping bound of slopes there; scale of the first residuals; unrecorded
+    clear_curvature: float = 2.0  # smallest curvature in the calibration; standard deviations; calibration
+    max_scale: float = 1.5  # largest t; ratio; unrecorded
+    class_scale_deviation: float = 0.3  # prior standard deviation of t for classes; ratio; calibration
+    number_scale_deviation: float = 0.1  # the same for numbers and counts, which clipping biases less; ratio; wages
     prior_noise: float = 8.0  # factor of the noise in c; ratio; prior
     min_private: float = 0.2  # f, which limits the prior in directions without private information; ratio; floor
     surprise_deviations: float = 2.0  # size of the first gradient that noise explains; standard deviations; cancer

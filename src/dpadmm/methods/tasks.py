@@ -190,8 +190,7 @@ class Binary(Task):
 
     def clip(self, snr: float, label_squares: float) -> float:
         hyper = HYPERPARAMETERS
-        high = hyper.binary_clip_slope * min(snr, hyper.binary_clip_max_signal)
-        return hyper.binary_clip * math.sqrt(max(_limit(snr, hyper.binary_clip_signal), high))
+        return hyper.binary_clip * math.sqrt(max(hyper.binary_clip_slope * snr, hyper.min_clip_signal))
 
     def step(self, snr: float) -> float:
         return self.common_step * _step_factor(snr) / self.curvature
@@ -250,7 +249,7 @@ class Regression(Task):
     """Numeric labels: residuals are as large as the labels at first."""
 
     def clip(self, snr: float, label_squares: float) -> float:
-        clip = HYPERPARAMETERS.number_clip * math.sqrt(_limit(snr, HYPERPARAMETERS.number_clip_signal))
+        clip = HYPERPARAMETERS.number_clip * math.sqrt(max(snr, HYPERPARAMETERS.min_clip_signal))
         return clip * self.residual_scale(label_squares)
 
     def dispersion(self, residual: float) -> float:
@@ -305,7 +304,7 @@ class CountTask(Task):
 
     def clip(self, snr: float, label_squares: float) -> float:
         """Return C, divided by the bound of residuals and the square root of the rank."""
-        return _limit(math.sqrt(snr), HYPERPARAMETERS.count_clip_signal)
+        return math.sqrt(max(snr, HYPERPARAMETERS.min_clip_signal))
 
     def dispersion(self, residual: float) -> float:
         assert isinstance(self.problem.loss, Poisson)
