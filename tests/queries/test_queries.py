@@ -39,6 +39,7 @@ from dpadmm.queries import (
     score_histogram,
 )
 from dpadmm.queries import preconditioner as shape_module
+from dpadmm.queries.calibration import Calibration
 from dpadmm.queries.column_sums import ColumnSums
 from dpadmm.queries.gradient import Gradient
 from dpadmm.queries.moments import Moments
@@ -124,6 +125,8 @@ def test_adversary_approaches_but_never_exceeds_the_sensitivity() -> None:
                 most = {**factors, ("moments", "count"): 0.875}.get((statistic.name, loss.task), 1.0)
                 # two cells of a histogram; S is for two rows of one cell that are silenced together
                 most = 0.5**0.5 if statistic.name == ScoreHistogram.name else most
+                # opposite derivatives have changes of the same sign
+                most = 0.8**0.5 if statistic.name == Calibration.name else most
                 assert (reached > 0.96 * np.array([most, 1.0])).all(), reached
 
 

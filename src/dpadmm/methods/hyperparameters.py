@@ -93,7 +93,6 @@ class Hyperparameters:
     multiclass_shrink: float = 0.9  # several classes: s = this·clip over multiclass_clip, at most 1; ratio; multiclass
     calibration_residual: float = 2.0  # clipping bound of slopes there; scale of the first residuals; unrecorded
     clear_curvature: float = 2.0  # smallest curvature in the calibration; standard deviations; calibration
-    max_scale: float = 1.5  # largest t; ratio; unrecorded
     class_scale_deviation: float = 0.3  # prior standard deviation of t for classes; ratio; calibration
     number_scale_deviation: float = 0.1  # the same for numbers and counts, which clipping biases less; ratio; wages
     prior_noise: float = 8.0  # factor of the noise in c; ratio; prior

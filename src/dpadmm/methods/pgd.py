@@ -376,4 +376,4 @@ def _calibrated(
     newton = -derivative / curvature
     variance = (error**2 + (newton * curvature_error) ** 2) / curvature**2
     weight = scale_deviation**2 / (scale_deviation**2 + variance)
-    return replace(now, scale=min(max(1.0 + weight * newton, 0.0), hyper.max_scale))
+    return replace(now, scale=max(1.0 + weight * newton, 0.0))
