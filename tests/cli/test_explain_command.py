@@ -80,7 +80,7 @@ def test_long_names_of_classes_are_numbered_and_explained(cli, tmp_path):
             assert sorted(line.split()[1] for line in out.splitlines() if line.startswith(" age")) == sorted(shown)
             legend = ", ".join(f"{short} = {name}" for short, name in zip(shown, long, strict=True))
             assert (f"Classes: {legend}." in " ".join(out.split())) == (classes is long)
-            figure = coefficient_figure(explain(model), top=9, title="t")
+            figure = coefficient_figure(explain(model), top=9, title="t").figure
             figure.canvas.draw()
             box = figure.legends[0].get_window_extent()
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1

@@ -24,7 +24,7 @@ def bars(axes):
 
 
 def test_points_and_intervals():
-    axes = coefficient_figure(explanation(CLEAR, NOISY), top=20, title="m").axes[0]
+    axes = coefficient_figure(explanation(CLEAR, NOISY), top=20, title="m").figure.axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)", r"ward=cost in \$ and \$"]
     reach = sorted(tuple(np.round(segment[:, 0], 9)) for segment in bars(axes))
     wide = 1.959963985
@@ -39,7 +39,7 @@ def test_points_and_intervals():
 
 def test_only_the_top_is_shown_and_classes_are_named(tmp_path):
     parts = [Coefficient(f"c{j}", "", "per unit", f"class {j % 2}", 1.0 / (j + 1), 0.1, 1.0) for j in range(9)]
-    figure = coefficient_figure(explanation(*parts), top=4, title="m")
+    figure = coefficient_figure(explanation(*parts), top=4, title="m").figure
     assert len(figure.axes[0].get_yticks()) == 4
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"class 0", "class 1"} < set(words)
@@ -50,27 +50,27 @@ def test_only_the_top_is_shown_and_classes_are_named(tmp_path):
 @pytest.mark.parametrize("count", [0, 1])
 def test_without_standard_errors_there_are_no_bars(count):
     parts = [Coefficient("age", "", "per unit", "", 0.1, None, 60.0)] * count
-    figure = coefficient_figure(explanation(*parts, unknown="no study"), top=20, title="m")
+    figure = coefficient_figure(explanation(*parts, unknown="no study"), top=20, title="m").figure
     assert not bars(figure.axes[0])
     assert not figure.legends
 
 
 def test_coefficients_without_interval_are_omitted():
     silent = Coefficient("ward", "other", "vs average", "", 0.9, None, 1.0)
-    axes = coefficient_figure(explanation(CLEAR, silent), top=20, title="m").axes[0]
+    axes = coefficient_figure(explanation(CLEAR, silent), top=20, title="m").figure.axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["age (per 60 units)"]
 
 
 def test_long_names_are_cut():
     long = Coefficient("a" * 200, "", "per unit", "", 0.1, 0.01, 60.0)
-    label = coefficient_figure(explanation(long), top=20, title="m").axes[0].get_yticklabels()[0].get_text()
+    label = coefficient_figure(explanation(long), top=20, title="m").figure.axes[0].get_yticklabels()[0].get_text()
     assert "…" in label
     assert len(label) < 65
 
 
 def test_ratios_are_on_the_axis_and_next_to_the_intervals():
     found = replace(explanation(CLEAR, NOISY), ratios="odds ratio")
-    axes, beside = coefficient_figure(found, top=20, title="m").axes
+    axes, beside = coefficient_figure(found, top=20, title="m").figure.axes
     ticks = {text.get_text(): place for text, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)}
     assert ticks["1"] == 0.0
     assert ticks["10"] == pytest.approx(np.log(10.0))
@@ -79,4 +79,4 @@ def test_ratios_are_on_the_axis_and_next_to_the_intervals():
     assert texts == ["403 (38 to 4238)", "0.74 (0.34 to 1.62)"]
     assert beside.get_ylim() == axes.get_ylim()
     narrow = replace(found, coefficients=(Coefficient("x", "", "per unit", "", 0.01, 0.002, 1.0),))
-    assert len(coefficient_figure(narrow, top=20, title="m").axes[0].get_xticks()) >= 3
+    assert len(coefficient_figure(narrow, top=20, title="m").figure.axes[0].get_xticks()) >= 3

@@ -87,7 +87,7 @@ def test_problems_of_a_table_are_reported() -> None:
     model, cells = MODELS["logistic"], frame_for(MODELS["logistic"])
     with pytest.raises(StudyError, match="the table has no column 'n0'; it has no unused column"):
         model.predict({name: values for name, values in cells.items() if name != "n0"})
-    with pytest.raises(DataError, match="column 'n0' mixes types"):
+    with pytest.raises(DataError, match="column 'n0': the cell in row 2 should be a number"):
         model.predict(pd.DataFrame(cells | {"n0": [1.0, "x"] * 200}))
     with pytest.raises(DataError, match="the table has no rows"):
         model.predict(pd.DataFrame(cells).head(0))

@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from msgspec import Meta
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from dpadmm.baselines.admm_pvp import AdmmPvp
 from dpadmm.baselines.local_solver import LocalProblems, tolerances
@@ -194,4 +193,6 @@ def is_connected(edges: Edges, n: int) -> bool:
     """Return whether all agents are connected."""
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2)
     adjacency = csr_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(n, n))
+    from scipy.sparse.csgraph import connected_components  # loads scipy.linalg: 10 MB
+
     return bool(connected_components(adjacency, directed=False)[0] == 1)

@@ -8,7 +8,6 @@ import io
 import re
 import sys
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from typing import Any, get_args
 
 import typer
@@ -251,14 +250,14 @@ def _root(
     """Train one linear model across data owners with differential privacy."""
 
 
-class _HiddenPackages(MetaPathFinder):
+class _HiddenPackages:
     """Hides optional dependencies of other packages that no command uses.
 
     pyarrow would import pandas (0.3 s, 25 MB) to recognise data frames, and SciPy charset_normalizer (0.04 s, 3 MB), by
     way of NumPy's reader of Fortran.
     """
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name in ("pandas", "charset_normalizer"):
             raise ModuleNotFoundError(f"commands do not use {name}", name=name)
 

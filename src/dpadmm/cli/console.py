@@ -13,10 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 from typer import Argument, Option
 
@@ -261,6 +258,10 @@ def _print_table(
     min_width: int | None = None,
 ) -> None:
     """Print a table; without headings as an indented list. The first column has at least ``min_width`` characters."""
+    from rich import box  # an agent prints no tables
+    from rich.padding import Padding
+    from rich.table import Table as RichTable
+
     if any(column.title for column in columns):
         out, indent = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left"), 0
     else:

@@ -217,7 +217,7 @@ def explain(
         from dpadmm.figures.style import save_figure
 
         title = str(model.study.get("name") or model_file.name)
-        pictures = save_figure(coefficient_figure(explanation, top=top, title=title), figure / FIGURE)
+        pictures = save_figure(coefficient_figure(explanation, top=top, title=title).figure, figure / FIGURE)
         files.append(f"Figure: {' and '.join(map(str, pictures))}")
     rendering = explanation.rendering(top=top)
     show(

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpadmm.figures.style import GREY, Look, dress, kinds, legend, new_figure, plain_text
+from dpadmm.figures.style import GREY, Look, Picture, dress, kinds, legend, new_figure, plain_text
 from dpadmm.models.explanation import Coefficient, Explanation, alike
 
 MAX_NAME_LENGTH = 44
@@ -19,8 +18,8 @@ PER_ROW, MARGIN = 0.24, 1.7
 LN10 = math.log(10.0)
 
 
-def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Figure:
-    """Draw a forest plot of effects over the ranges of the columns. Markers are hollow if intervals reach 0.
+def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Picture:
+    """Return a forest plot of effects over the ranges of the columns. Markers are hollow if intervals reach 0.
 
     If the exponentials are ratios, the axis and the numbers at the right show ratios.
     """
@@ -55,7 +54,7 @@ def coefficient_figure(explanation: Explanation, *, top: int, title: str) -> Fig
                   label="reaches 1" if ratios else "reaches zero")  # fmt: skip
     longest = max(map(len, axes.get_legend_handles_labels()[1]), default=0)
     legend(figure, axes, columns=max(1, 110 // (longest + 10)))  # as many as fit the figure
-    return figure
+    return Picture("coefficients", title, "Effects of the columns over their ranges, largest first.", figure)
 
 
 def _short(name: str) -> str:
