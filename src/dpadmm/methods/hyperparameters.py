@@ -81,6 +81,7 @@ class Hyperparameters:
     count_start: float = 0.6  # length of the start; Newton steps; unrecorded
     count_step: float = 0.5  # step size; Newton steps; unrecorded
     count_max_step_factor: float = 2.0  # upper limit of √(step_rounds/(T − 1)); ratio; unrecorded
+    max_count_clip: float = 2.0  # upper limit of √q in C, since exponentials have no largest slope; ratio; unrecorded
     count_rate_deviations: float = 0.5  # bias of the mean count, since means fall faster; noise; unrecorded
     binary_residual: float = 1.4  # C over curvature for two classes; residual; unrecorded
 

@@ -304,7 +304,7 @@ class CountTask(Task):
 
     def clip(self, snr: float, label_squares: float) -> float:
         """Return C, divided by the bound of residuals and the square root of the rank."""
-        return math.sqrt(max(snr, HYPERPARAMETERS.min_clip_signal))
+        return min(math.sqrt(max(snr, HYPERPARAMETERS.min_clip_signal)), HYPERPARAMETERS.max_count_clip)
 
     def dispersion(self, residual: float) -> float:
         assert isinstance(self.problem.loss, Poisson)
