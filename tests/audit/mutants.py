@@ -330,7 +330,7 @@ def second_members_answered(patch: Patch) -> None:
     sound, bare = Guard.mask, dict[tuple[int, str, int], Any]()
 
     def masked(self: Guard, study: str, round: int, request: str, members: bytes) -> Any:
-        ready, mask = self._prepared.get(study), self._with_masks(study)[1].for_round(round, request, members)
+        ready, mask = self._pending.get(study), self._with_masks(study)[1].for_round(round, request, members)
         if ready is not None:
             bare[id(self), study, round] = np.frombuffer(ready.numbers, "<i8")
         try:

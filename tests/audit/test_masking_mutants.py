@@ -62,7 +62,7 @@ def sums_agree(folder: Path) -> bool:
     """The masked answers of the members add up to their prepared answers."""
     with sites(folder) as guards:
         (request,) = {guard.prepare(HASH, 1, POINT) for guard in guards.values()}
-        bare = [np.frombuffer(guard._prepared[HASH].numbers, "<i8") for guard in guards.values()]
+        bare = [np.frombuffer(guard._pending[HASH].numbers, "<i8") for guard in guards.values()]
         told: list[Integers] = [guard.mask(HASH, 1, request, ALL) for guard in guards.values()]
     return np.array_equal(np.sum(told, axis=0).ravel(), np.sum(bare, axis=0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ FILES: list[tuple[str, str, bytes | None, str]] = [
         "CSV with the suffix of Excel",
         "t.xlsx",
         (HEADER + LINES).encode(),
-        "FILE cannot be read as XLSX: invalid Zip archive: Could not find EOCD",
+        "FILE cannot be read as XLSX: it is no Excel or ODS file; if it is text, rename it to .csv",
     ),
     ("only a header", "t.csv", HEADER.encode(), "FILE has no rows"),
     (
@@ -202,3 +203,11 @@ def test_values_are_for_the_owner_only() -> None:
     (problem,) = caught.value.problems  # type: ignore[attr-defined]
     assert "secret" not in str(caught.value)
     assert (problem.locations.first, problem.locations.values) == ([3, 9], ["secret", "hidden"])
+
+
+def test_an_error_leaves_no_thread_behind() -> None:
+    """Its traceback keeps generators alive. Collected later in another thread, they would wait for their own thread."""
+    with pytest.raises(DPADMMError) as caught:
+        dpadmm.train(STUDY, frame(age=cells("5", r3="unknown")))
+    assert caught.value.__traceback__ is not None
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("ahead")] == []

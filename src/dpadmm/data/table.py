@@ -175,24 +175,25 @@ def _encoded_batches(
     batches = open_batches(
         source, [*names, *others], numbers=numbers, invalid_as_missing=encoder.invalid_as_missing, roles=roles
     )
-    for batch in batches:
-        first_row = encoder.report.rows
-        try:
-            values, row_weights, bad, unlabelled = None, None, None, None
-            if labels is not None:
-                values, row_weights, issues = labels.encode(batch, tally)
-                if not encoder.invalid_as_missing:
-                    labels.check(issues, batch.column(labels.label.column))
-                bad = any_issue(issues, batch.num_rows)
-                unlabelled = issues["missing"] if labels.label.drop_missing_labels else None
-                encoder.report.label.unknown += int(np.count_nonzero(bad))
-            blocks = encoder.encode_blocks(batch)
-            if bad is not None:  # zeros in the constant column too, so that the row has no gradient at any point
-                blocks[0][bad] = 0.0
-            groups = None if owners is None else owners.numbers_of(batch.column(owners.by))
-            yield EncodedBatch(blocks, values, row_weights, groups, unlabelled)
-        except DataError as error:
-            raise with_location(error, source.location, first_row, batch.num_rows) from None
+    with closing(batches):  # the traceback of an error keeps this frame, and a thread would wait in it
+        for batch in batches:
+            first_row = encoder.report.rows
+            try:
+                values, row_weights, bad, unlabelled = None, None, None, None
+                if labels is not None:
+                    values, row_weights, issues = labels.encode(batch, tally)
+                    if not encoder.invalid_as_missing:
+                        labels.check(issues, batch.column(labels.label.column))
+                    bad = any_issue(issues, batch.num_rows)
+                    unlabelled = issues["missing"] if labels.label.drop_missing_labels else None
+                    encoder.report.label.unknown += int(np.count_nonzero(bad))
+                blocks = encoder.encode_blocks(batch)
+                if bad is not None:  # zeros in the constant column too, so that the row has no gradient at any point
+                    blocks[0][bad] = 0.0
+                groups = None if owners is None else owners.numbers_of(batch.column(owners.by))
+                yield EncodedBatch(blocks, values, row_weights, groups, unlabelled)
+            except DataError as error:
+                raise with_location(error, source.location, first_row, batch.num_rows) from None
 
 
 def is_archive(table: Table) -> bool:
