@@ -20,7 +20,7 @@ def modules() -> list[Path]:
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in modules():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(SOURCES)))
     assert places

@@ -251,7 +251,7 @@ def means_capped_too_late(patch: Patch) -> None:
 
 
 def counts_not_clipped(patch: Patch) -> None:
-    _rewritten(patch, "np.maximum(sizes, ends_at)", "(0.0 * sizes + ends_at)")
+    _rewritten(patch, "np.maximum(sizes, clip)", "(0.0 * sizes + clip)")
 
 
 def intervals_capped_one_by_one(patch: Patch) -> None:

@@ -91,3 +91,25 @@ def test_the_search_finds_a_refusal(browser):
         browser.js(f"new Promise(r => {{const t = setInterval(() => {shown} && (clearInterval(t), r({shown})), 50);}})")
         > 3
     )
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("install", "install"),
+        ("csv", "how-to/read-from-a-database"),
+        ("excel", "how-to/read-from-a-database"),
+        ("pandas", "tutorials/data-frames"),
+        ("choose epsilon", "tutorials/choosing-epsilon"),
+        ("cite", "project/cite"),
+        ("quickstart", "quickstart"),
+        ("client", "reference/glossary"),
+        ("server", "how-to/lead-a-study"),
+        ("hospital", "tutorials/first-model"),
+        ("intervals", "how-to/report-results"),
+    ],
+)
+def test_first_search_result(browser, query, page):
+    browser.open(f"{(SITE / 'search.html').as_uri()}?q={query.replace(' ', '%20')}", width=1440)
+    browser.js("new Promise(r => {const t = setInterval(() => Search._index && (clearInterval(t), r(1)), 50);})")
+    assert browser.js(f"Search._performSearch(...Search._parseQuery('{query}')).at(-1)[0]") == page

@@ -193,7 +193,7 @@ def test_secure_aggregation_is_planned_for_several_numbers_of_honest_agents(cli,
     assert max(map(len, answer.out.splitlines())) <= columns
     text = " ".join(answer.out.split())
     assert "total ε at δ = 1e-05, exact 0.2000 with at least 3 honest agents if all others collude 0.36" in text
-    assert re.search(r"2 0% 13 [^*]* 3\* 0% 13 [^*]* 4 0% 13 [^*]* 7 0% 13 [^*]* 3 10% 13 ", text)
+    assert re.search(r"2 0% 14 [^*]* 3\* 0% 14 [^*]* 4 0% 14 [^*]* 7 0% 14 [^*]* 3 10% 14 ", text)
     assert "An aborted round is charged in full." in text
     assert "With secure aggregation" not in text
     found = cli(*call, "--json").succeeded().json

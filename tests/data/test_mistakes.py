@@ -160,7 +160,7 @@ FILES: list[tuple[str, str, bytes | None, str]] = [
         "CSV with the suffix of Excel",
         "t.xlsx",
         (HEADER + LINES).encode(),
-        "FILE cannot be read as XLSX: invalid Zip archive: Could not find EOCD",
+        "FILE cannot be read as XLSX: it is no Excel or ODS file; if it is text, rename it to .csv",
     ),
     ("only a header", "t.csv", HEADER.encode(), "FILE has no rows"),
     (

@@ -266,6 +266,28 @@ def test_a_sheet_is_the_first_with_cells_and_its_first_row_has_the_names(tmp_pat
         column_names(tmp_path / "t.xlsx")
 
 
+def test_a_sheet_that_cannot_be_read_is_one_clear_sentence(tmp_path: Path) -> None:
+    openpyxl.Workbook().save(tmp_path / "whole.xlsx")
+    whole = (tmp_path / "whole.xlsx").read_bytes()
+    old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+    foreign = "it is no Excel or ODS file; if it is text, rename it to .csv"
+    damaged = "it is damaged, or has the wrong suffix; save it again as .xlsx"
+    for name, content, reason in [
+        ("text.xlsx", b"a,b\n1,2\n", foreign),
+        ("text.xls", b"a,b\n1,2\n", foreign),
+        ("text.ods", b"a,b\n1,2\n", foreign),
+        ("short.xlsx", whole[:-200], damaged),
+        ("new.xls", whole, damaged),
+        ("short.xls", old, damaged),
+    ]:
+        with case(name):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(DataError) as refused:
+                column_names(tmp_path / name)
+            suffix = name.rpartition(".")[2].upper()
+            assert str(refused.value) == f"{tmp_path / name} cannot be read as {suffix}: {reason}"
+
+
 def test_a_reader_of_sheets_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name=name)

@@ -35,10 +35,10 @@ from dpadmm.models.run import Result
 from dpadmm.queries.moments import Moments
 from dpadmm.queries.preconditioner import MAX_DIRECTION_FEATURES, Preconditioner
 from dpadmm.queries.problem import Problem, PublicSizes, Rows, make_rows
-from dpadmm.regularizers import L2
+from dpadmm.regularizers import L1, L2, ElasticNet, Regularizer
 from dpadmm.studies.settings import Settings, Training
 
-N, D = len(SIZES), 5
+N, D, RIDGE = len(SIZES), 5, L2()
 MEANT = {"test_rows": 0, "metrics_every": 0}
 
 
@@ -53,9 +53,11 @@ class Noiseless(Noise):
         return asked.statistic.means(asked.rows, asked.parameters, asked.active)
 
 
-def made(rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, **budget: Any) -> Pgd:
-    training = Training(method="auto", loss=loss, n_rounds=n_rounds, alpha=alpha, **budget)
-    method = training.build(Problem(loss, L2(), alpha), rows, np.full(rows.n_agents, n_rounds))
+def made(
+    rows: Rows, loss: Loss, n_rounds: int, *, alpha: float = 0.0, regularizer: Regularizer = RIDGE, **budget: Any
+) -> Pgd:
+    training = Training(method="auto", loss=loss, n_rounds=n_rounds, alpha=alpha, regularizer=regularizer, **budget)
+    method = training.build(Problem(loss, regularizer, alpha), rows, np.full(rows.n_agents, n_rounds))
     assert isinstance(method, Pgd)
     return method
 
@@ -455,10 +457,9 @@ def optimum(rows: Rows) -> Floats:
 # The calibration
 
 
-def calibration_of(rows: Rows, factor: float, noise_multiplier: float = 1e-3) -> tuple[float, float]:
-    """The scale that a factor of the optimum gets, and the loss that is left above that of the optimum."""
-    loss = Logistic()
-    method = made(rows, loss, 5, noise_multiplier=noise_multiplier)
+def calibration_of(rows: Rows, factor: float, noise_multiplier: float = 1e-3, **penalty: Any) -> tuple[float, float]:
+    """The scale that a factor of the optimum gets, and the objective that is left above that of the optimum."""
+    method = made(rows, Logistic(), 5, noise_multiplier=noise_multiplier, **penalty)
     best = minimizer(method.problem, rows)
     state = PublicState.unpacked(method.start((D, 1), factor * best), (D, 1))
     packed = replace(state, curvature=0.25, score_bound=2.0).packed()
@@ -476,6 +477,18 @@ def test_the_scale_of_a_model_is_corrected() -> None:
     for factor in (1.6, 1.3, 1.15, 0.85):
         with case(factor):
             scale, excess = calibration_of(rows, factor)
+            assert abs(scale - 1.0 / factor) < 0.55 * abs(1.0 - 1.0 / factor)
+            assert excess < 3e-3
+
+
+@pytest.mark.parametrize("regularizer", [L2(), L1(), ElasticNet(0.5)])
+def test_the_calibration_keeps_the_shrinkage_of_the_penalty(regularizer: Regularizer) -> None:
+    """The right scale is that of the penalised optimum. The loss alone would make the weights larger."""
+    rows, penalty = cohort(Logistic(), sizes=(3000, 3000), seed=5), {"alpha": 0.03, "regularizer": regularizer}
+    assert calibration_of(rows, 1.0, **penalty)[0] == pytest.approx(1.0, abs=0.02)
+    for factor in (1.6, 1.3, 0.85):
+        with case(factor):
+            scale, excess = calibration_of(rows, factor, **penalty)
             assert abs(scale - 1.0 / factor) < 0.55 * abs(1.0 - 1.0 / factor)
             assert excess < 3e-3
 

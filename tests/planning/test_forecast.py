@@ -466,7 +466,8 @@ def test_costs_follow_from_public_numbers(study, auto, pool):
     assert other.to_dict()["epsilon_paper"] is None  # rounds differ
     asked, moments = math.prod(auto.broadcast_shape), math.prod(auto.upload_shape(1))
     assert (other.bytes_received, other.bytes_sent) == (8 * asked, 8 * moments)
-    assert other.bytes_total == 8 * (other.n_rounds * asked + moments + (other.n_rounds - 1) * 7)
+    gradients, calibration = (other.n_rounds - 2) * 7, 2
+    assert other.bytes_total == 8 * (other.n_rounds * asked + moments + gradients + calibration)
     terms = {"aggregation": "secure", "min_honest_sites": 2, "n_rounds": other.n_rounds}
     masked = costs_of(replace(auto, training=auto.training.with_changes(**terms)), sizes)
     assert (masked.epsilon, masked.min_honest_sites) == (other.epsilon, 2)

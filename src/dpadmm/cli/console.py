@@ -230,7 +230,7 @@ def show(result: Rendering | Renderable, *, as_json: bool = False, quiet: bool =
             case Paragraph():
                 _show_paragraph(block)
             case Facts():
-                columns = [Column("", "")] * 3
+                columns = [Column("", "", wrap=False), Column("", ""), Column("", "")]
                 _print_table(columns, block.shown_rows(), ["left"] * 3, title=block.title, min_width=label_width)
             case Table():
                 shown = [column for column in block.columns if column.title is not None]

@@ -76,7 +76,11 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
         "none over budget"
     )
     facts = [
-        Fact("accuracy", "accuracy on 5,222 held-out rows", summary.accuracy, ".1%", f"majority class: {majority}"),
+        Fact(
+            "accuracy",
+            "accuracy on 5,222 held-out rows",
+            Cell(summary.accuracy, f"{summary.accuracy:.1%} (majority class: {majority})"),
+        ),
         Fact(
             "epsilon",
             "privacy report, verified",
@@ -84,8 +88,9 @@ def _rendering(summary: Summary, seconds: float) -> Rendering:
         ),
     ]
     if n_honest is not None:
-        value, note = Cell(summary.epsilon_if_others_collude, f"ε = {alone}"), f"the ε above: {n_honest} honest sites"
-        facts.append(Fact("epsilon_if_others_collude", "if all other sites collude", value, None, note))
+        text = f"ε = {alone} (above: {n_honest} honest sites)"
+        value = Cell(summary.epsilon_if_others_collude, text)
+        facts.append(Fact("epsilon_if_others_collude", "if all other sites collude", value))
     facts += [
         Fact("releases", "ledgers", Cell(summary.releases, ledgers)),
         Fact("set_up_seconds", "set-up", summary.set_up, _seconds),

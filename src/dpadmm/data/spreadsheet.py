@@ -13,6 +13,9 @@ from dpadmm.errors import DataError
 
 SHEETS = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 
+SIGNATURES = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""First bytes of a ZIP archive (.xlsx, .xlsm, .xlsb, .ods) and of an OLE file (.xls)."""
+
 
 class Sheet(NamedTuple):
     """Name, column names and cells of a sheet; ``others`` are further sheets with cells."""
@@ -37,9 +40,7 @@ def read_sheet(path: Path) -> Sheet:
         name = next(iter(sheets), None)
         rows = [] if name is None else sheets[name].to_python(skip_empty_area=True)
     except (calamine.CalamineError, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        hint = "; remove the password" if "assword" in reason else ""
-        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {reason}{hint}") from None
+        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {_reason(path, error)}") from None
     if name is None or not rows:
         raise DataError(f"{path} is empty")
     names = [_text(cell).strip() for cell in rows[0]]
@@ -54,6 +55,19 @@ def read_sheet(path: Path) -> Sheet:
     arrays = [pa.array(columns[j], pa.string()).dictionary_encode() for j in used]
     cells = pa.table(arrays, names=[str(k) for k in range(len(used))])
     return Sheet(name, [names[j] for j in used], cells, list(sheets)[1:])
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Return why a file cannot be read, and what to do."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if "assword" in f"{type(error).__name__} {error}":
+        return "it has a password; remove the password"
+    with path.open("rb") as file:
+        start = file.read(max(map(len, SIGNATURES)))
+    if not start.startswith(SIGNATURES):
+        return "it is no Excel or ODS file; if it is text, rename it to .csv"
+    return "it is damaged, or has the wrong suffix; save it again as .xlsx"
 
 
 def _text(cell: Any) -> str:

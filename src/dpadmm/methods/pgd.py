@@ -169,9 +169,9 @@ class Pgd(ServerSideMethod):
 
     9. θ̂ is s times the mean of these iterates. With public rows and their model θ0:
        ``θ̂ ← θ0 + (M + fI)(M + fI + cI)⁻¹(θ̂ − θ0)`` with ``M = BKBᵀ``. The weights are ``w = Bᵀθ̂``.
-    10. Agents release the derivative of the loss along w at w, and its change since w/2. The weights become ``t·w``. t
-        is a Newton step from 1, averaged with 1 by precision. (For counts, w is the difference from the weights that
-        predict the mean count.)
+    10. Agents release the derivative of the loss along w at w, and its change since w/2. The aggregator adds those of
+        ``(λ/n)R``. The weights become ``t·w``. t is a Newton step from 1, averaged with 1 by precision. (For counts, w
+        is the difference from the weights that predict the mean count.)
 
     Attributes
     ----------
@@ -276,7 +276,7 @@ class Pgd(ServerSideMethod):
             noise = float(np.linalg.norm(weights * last / n_rows))
             released = Calibration.of(self.problem, self.n_features).split(mean)
             deviation = mean_sensitivity(Calibration.row_norm, 1) * noise
-            return _calibrated(now, released, deviation, self.task.scale_deviation).packed()
+            return self._calibrate(now, released, deviation).packed()
         noise = float(np.linalg.norm(weights * later / n_rows))
         if result.round == 1:  # steps 2 and 3
             initial = self.task.initial_values(mean, unit_noise, now.point)
@@ -322,6 +322,34 @@ class Pgd(ServerSideMethod):
             now = replace(now, total=now.total + iterate, n_averaged=now.n_averaged + 1.0)
         return now
 
+    def _calibrate(self, now: PublicState, released: tuple[float, float], deviation: float) -> PublicState:
+        """Run step 10; ``deviation`` is that of each number of the release.
+
+        t̂ is a Newton step from 1 for the loss plus the penalty, which is public. If noise hides the curvature, t is 1.
+        """
+        hyper, query, scale_deviation = HYPERPARAMETERS, math.hypot(1.0, CHANGE_WEIGHT), self.task.scale_deviation
+        change_bound, (penalty_slope, penalty_curvature) = _change_bound(now), self._penalty_along(now)
+        derivative, error = now.residual * released[0] + penalty_slope, now.residual * query * deviation
+        curvature = 2.0 * change_bound * released[1] + penalty_curvature  # between half of the model and all of it
+        curvature_error = 2.0 * change_bound * query * deviation / CHANGE_WEIGHT
+        if curvature <= hyper.clear_curvature * curvature_error + 1e-12:
+            return now
+        newton = -derivative / curvature
+        variance = (error**2 + (newton * curvature_error) ** 2) / curvature**2
+        weight = scale_deviation**2 / (scale_deviation**2 + variance)
+        return replace(now, scale=max(1.0 + weight * newton, 0.0))
+
+    def _penalty_along(self, now: PublicState) -> tuple[float, float]:
+        """Return the derivative of α·R along D at the model, and twice its change since half of the model.
+
+        Clipping scores reduces only the part of the loss. So with much noise, a large α shrinks the model more.
+        """
+        model = now.uncalibrated
+        along, regularizer = model - now.base, self.problem.regularizer
+        slope, before = regularizer.gradient(model), regularizer.gradient(model - along / 2.0)
+        direction = (self.problem.alpha / (now.score_bound * _score_size(now))) * along
+        return float(np.sum(direction * slope)), 2.0 * float(np.sum(direction * (slope - before)))
+
     def _prior_weight(self, now: PublicState, excess: float, deviation: float) -> float:
         """Return c, the variance of the noise relative to that of the model of N public rows; 0 without public rows.
 
@@ -357,23 +385,3 @@ def _score_size(now: PublicState) -> float:
 def _change_bound(now: PublicState) -> float:
     """Return the clipping bound of the change of slopes: twice that of a typical row at the largest curvature."""
     return min(max(now.curvature * _score_size(now), 1e-9), 2.0 * now.residual)
-
-
-def _calibrated(
-    now: PublicState, released: tuple[float, float], deviation: float, scale_deviation: float
-) -> PublicState:
-    """Run step 10; ``deviation`` is that of each number of the release, ``scale_deviation`` the prior one of t.
-
-    t̂ is a Newton step from 1. If noise hides the curvature, t stays 1.
-    """
-    hyper, query = HYPERPARAMETERS, math.hypot(1.0, CHANGE_WEIGHT)
-    change_bound = _change_bound(now)
-    derivative, error = now.residual * released[0], now.residual * query * deviation
-    curvature = 2.0 * change_bound * released[1]  # between half of the model and all of it
-    curvature_error = 2.0 * change_bound * query * deviation / CHANGE_WEIGHT
-    if curvature <= hyper.clear_curvature * curvature_error + 1e-12:
-        return now
-    newton = -derivative / curvature
-    variance = (error**2 + (newton * curvature_error) ** 2) / curvature**2
-    weight = scale_deviation**2 / (scale_deviation**2 + variance)
-    return replace(now, scale=max(1.0 + weight * newton, 0.0))

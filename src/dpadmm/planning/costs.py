@@ -89,7 +89,7 @@ def costs_of(study: Study, sizes: Integers, seconds: float = math.nan) -> Costs:
     >>> study = Study(name="flu", features=("age", "fever"), training={"epsilon": 1.0, "n_rounds": 25})
     >>> costs = costs_of(study, np.array([1000, 500, 500]))
     >>> round(costs.noise, 4), round(costs.total_noise, 4), costs.bytes_received, costs.bytes_sent
-    (0.0032, 0.0065, 152, 48)
+    (0.0032, 0.0065, 216, 48)
     """
     terms, t, n, min_honest_sites = study.terms, study.terms.plan.n_rounds, len(sizes), study.training.min_honest_sites
     mu, shares = math.sqrt(terms.plan.mu_squared()), math.sqrt(min_honest_sites or 1)
