@@ -190,7 +190,7 @@ def test_a_certificate_that_expires_during_a_study_is_renewed_with_a_token(tmp_p
     """Rounds go on with the quorum, and the site returns without a restart."""
     authority = new_server(tmp_path / "hub")
     with (
-        Federation(tmp_path, small_study(4_000, deadline=0.2, quorum=2), authority=authority) as all,
+        Federation(tmp_path, small_study(40_000, deadline=0.2, quorum=2), authority=authority) as all,
         join_service(authority),
     ):
         all.accept()
